@@ -1,0 +1,97 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The small files that the unit's commands and the modules tell each other things with. PRIVATE to the collection.
+
+``/run/vllm-<deployment>/running.json`` exists while the unit runs and says which release it runs;
+``/var/lib/gpufleet/<deployment>/last-failure.json`` says why the last start or run failed, and blocks that release from being
+started again where trying again cannot help.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import typing as t
+from pathlib import Path
+
+from .errors import VllmError
+
+__all__ = ["HostFiles", "read_json", "unit_name", "write_json"]
+
+
+def unit_name(deployment: str) -> str:
+    """The systemd unit of a deployment."""
+    return f"vllm-{deployment}.service"
+
+
+def read_json(path: Path) -> t.Optional[dict[str, t.Any]]:
+    """The JSON object in a file, None when there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as exc:
+        raise VllmError(f"{path} does not hold JSON ({exc}).", code="bad_state_file", remedy="Remove it; it is written again.") from exc
+    return t.cast("dict[str, t.Any]", content)
+
+
+def write_json(path: Path, content: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
+    """Replace a file in one step."""
+    staged = path.with_name(f".{path.name}.partial")
+    staged.unlink(missing_ok=True)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), mode)
+        json.dump(content, file, indent=2, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    staged.rename(path)
+
+
+class HostFiles(t.NamedTuple):
+    """Where things are on a host; ``root`` is / except in tests."""
+
+    deployment: str
+    root: Path = Path("/")
+
+    @property
+    def current(self) -> Path:
+        """The link to the release that a start runs."""
+        return self.root / "etc/gpufleet" / self.deployment / "current"
+
+    @property
+    def unit_file(self) -> Path:
+        """The unit's own file."""
+        return self.root / "etc/systemd/system" / unit_name(self.deployment)
+
+    @property
+    def running(self) -> Path:
+        """Which release the running unit runs."""
+        return self.root / "run" / f"vllm-{self.deployment}" / "running.json"
+
+    @property
+    def last_failure(self) -> Path:
+        """Why the last start or run failed."""
+        return self.root / "var/lib/gpufleet" / self.deployment / "last-failure.json"
+
+    def current_release(self) -> dict[str, t.Any]:
+        """release.json of the current release."""
+        record = read_json(self.current / "release.json")
+        if record is None:
+            raise VllmError(f"{self.current} holds no release.", code="no_release", remedy="Deploy one with the deploy playbook.")
+        return record
+
+    def unit_sha256(self) -> t.Optional[str]:
+        """The hash of the unit file, to notice a unit that changed after its start."""
+        try:
+            return hashlib.sha256(self.unit_file.read_bytes()).hexdigest()
+        except FileNotFoundError:
+            return None
+
+    def block(self, release_id: str) -> t.Optional[dict[str, t.Any]]:
+        """The recorded failure that keeps this release from being started again, if there is one."""
+        failure = read_json(self.last_failure)
+        return failure if failure and failure.get("blocks") and failure.get("release") == release_id else None

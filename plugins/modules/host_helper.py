@@ -1,0 +1,130 @@
+#!/usr/bin/python
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Install the host helper."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_helper
+short_description: Install the program that units of vLLM deployments run beside the engine
+version_added: 0.1.0
+description:
+  - Writes C(gpufleet-host), one executable file that holds the same code as the modules of this collection,
+    so that a unit waits for GPUs, starts its engine and records failures by the rules that a play uses.
+  - The file is a Python zip application; it is replaced in one step and only when its content differs.
+options:
+  dest:
+    description: The file to write.
+    type: path
+    default: /opt/gpufleet/host/bin/gpufleet-host
+  python:
+    description: The interpreter that runs it, with C(nvidia-ml-py) installed.
+    type: path
+    default: /opt/gpufleet/host/bin/python
+  main:
+    description: Source text of the program, which imports the collection's own code as C(gpufleet_host).
+    type: str
+    required: true
+extends_documentation_fragment:
+  - gpufleet.vllm.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+  platform:
+    support: full
+    platforms: linux
+author:
+  - The gpufleet.vllm contributors (@gpufleet)
+"""
+
+EXAMPLES = r"""
+- name: Install the host helper
+  gpufleet.vllm.host_helper:
+    main: "{{ lookup('ansible.builtin.file', 'gpufleet_host.py') }}"
+"""
+
+RETURN = r"""
+dest:
+  description: The file that holds the program.
+  returned: success
+  type: str
+  sample: /opt/gpufleet/host/bin/gpufleet-host
+sha256:
+  description: Hash of the program, equal on every host that runs the same version.
+  returned: success
+  type: str
+  sample: 4f0c9dbb6cbd3a3f7e3b2d6a4b6a7f5ad1a4a2f0f8c1f7d4d0a5b0c6f7e8d9c0
+"""
+
+import hashlib
+import os
+import pkgutil
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import _nvml
+from ..module_utils._core import (
+    diagnose,
+    effects,
+    errors,
+    gpu_wait,
+    gpus,
+    host_files,
+    journal,
+    nvml_minimal,
+    procs,
+    unit,
+)
+from ..module_utils._zipapp import zip_application
+
+_CORE = (diagnose, effects, errors, gpu_wait, gpus, host_files, journal, nvml_minimal, procs, unit)
+
+
+def _source(module_name: str) -> str:
+    package, _dot, name = module_name.rpartition(".")
+    return (pkgutil.get_data(package, f"{name}.py") or b"").decode("utf-8")
+
+
+def application(python: str, main: str) -> bytes:
+    """The whole program: the collection's code as the package gpufleet_host, and the text that starts it."""
+    files = {"__main__.py": main, "gpufleet_host/__init__.py": "", "gpufleet_host/_core/__init__.py": "", "gpufleet_host/_nvml.py": _source(_nvml.__name__)}
+    files.update({f"gpufleet_host/_core/{part.__name__.rpartition('.')[2]}.py": _source(part.__name__) for part in _CORE})
+    return zip_application(files, f"{python} -I")
+
+
+def write(module: AnsibleModule, dest: Path, content: bytes) -> None:
+    """Write beside, then let Ansible move it into place."""
+    staged = Path(module.tmpdir) / "gpufleet-host"
+    staged.write_bytes(content)
+    staged.chmod(0o755)
+    module.atomic_move(str(staged), str(dest))
+
+
+def main() -> None:
+    """Compare and write."""
+    module = AnsibleModule(
+        argument_spec={
+            "dest": {"type": "path", "default": "/opt/gpufleet/host/bin/gpufleet-host"},
+            "python": {"type": "path", "default": "/opt/gpufleet/host/bin/python"},
+            "main": {"type": "str", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    dest = Path(module.params["dest"])
+    content = application(module.params["python"], module.params["main"])
+    found = dest.read_bytes() if dest.is_file() else b""
+    changed = found != content or not os.access(dest, os.X_OK)
+    before, after = (hashlib.sha256(data).hexdigest() for data in (found, content))
+    if changed and not module.check_mode:
+        write(module, dest, content)
+    diff = {"before_header": str(dest), "after_header": str(dest), "before": f"sha256 {before}\n" if found else "", "after": f"sha256 {after}\n"}
+    module.exit_json(changed=changed, dest=str(dest), sha256=after, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+#!/usr/bin/python
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write a release and make it current."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vllm_release
+short_description: Write a release of a vLLM deployment and make it the current one
+version_added: 0.1.0
+description:
+  - A release is one immutable state of a deployment - weights, engine, arguments, environment and GPUs. Its name is a hash of its content.
+  - The files are written beside and renamed whole; the links C(current) and C(previous) change in one step. A release that was
+    edited by hand is reported, shown as a diff, moved aside and written again.
+  - Tells whether the running unit must be restarted, by comparing with what the unit was started with, so that a play that was
+    interrupted is completed by the next one.
+options:
+  deployment:
+    description: Name of the deployment; its unit is C(vllm-NAME.service).
+    type: str
+    required: true
+  root:
+    description: Folder that holds the deployments.
+    type: path
+    default: /etc/gpufleet
+  model_path:
+    description: Folder of the proven weights, one commit.
+    type: path
+    required: true
+  engine_path:
+    description: Engine venv, with C(bin/vllm) in it.
+    type: path
+    required: true
+  arguments:
+    description:
+      - Options of C(vllm serve) by their long names, as vLLM spells them without dashes in front.
+      - V(true) gives the flag, V(false) its C(no-) form; lists and dictionaries are passed on as they are.
+    type: dict
+    default: {}
+  api_keys:
+    description: Keys that clients must present one of. They are written to the engine's configuration only, which only root reads.
+    type: list
+    elements: str
+    default: []
+  environment:
+    description: Environment variables of the engine. No secrets belong here, every process of the engine inherits them.
+    type: dict
+    default: {}
+  gpus:
+    description: UUIDs of the GPUs that the deployment uses; none for an engine that runs on the CPU.
+    type: list
+    elements: str
+    default: []
+  gpu_wait:
+    description: What the unit's start waits for, as in M(gpufleet.vllm.gpu_memory_wait).
+    type: dict
+    default: {}
+  origin:
+    description: Where model and engine come from, for people and reports.
+    type: dict
+    default: {}
+extends_documentation_fragment:
+  - gpufleet.vllm.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+    details: Values of O(api_keys) are left out.
+  platform:
+    support: full
+    platforms: linux
+seealso:
+  - module: gpufleet.vllm.vllm_health
+author:
+  - The gpufleet.vllm contributors (@gpufleet)
+"""
+
+EXAMPLES = r"""
+- name: Make these arguments the current release
+  gpufleet.vllm.vllm_release:
+    deployment: minimax-m25
+    model_path: /var/lib/gpufleet/models/MiniMaxAI--MiniMax-M2.5/3f1c0f5c7f0e4d0c8b7e2a9d1c5b6a7f8e9d0c1b
+    engine_path: /opt/gpufleet/engines/vllm-0.33.0
+    arguments:
+      tensor-parallel-size: 4
+      max-num-seqs: 256
+  register: release
+"""
+
+RETURN = r"""
+release:
+  description: Name of the release.
+  returned: success
+  type: str
+  sample: 5d1f8a0b6c3e
+path:
+  description: Folder of the release.
+  returned: success
+  type: str
+  sample: /etc/gpufleet/minimax-m25/releases/5d1f8a0b6c3e
+previous:
+  description: Release that was current before this one, or that C(previous) names.
+  returned: success
+  type: str
+  sample: 0a9b8c7d6e5f
+drift:
+  description: Files of this release that were not as written.
+  returned: success
+  type: list
+  elements: str
+  sample: [/etc/gpufleet/minimax-m25/releases/5d1f8a0b6c3e/engine.yaml]
+backup:
+  description: Where the drifted release was moved to.
+  returned: when a drifted release was written again
+  type: str
+  sample: /etc/gpufleet/minimax-m25/releases/5d1f8a0b6c3e.drift-20261129T181500
+restart_required:
+  description: Whether the unit runs and must be restarted to run this release.
+  returned: success
+  type: bool
+  sample: true
+restart_reason:
+  description: Why.
+  returned: when RV(restart_required=true)
+  type: str
+  sample: the unit runs release 0a9b8c7d6e5f, current is 5d1f8a0b6c3e
+reload_required:
+  description: Whether systemd has yet to read the unit file again.
+  returned: success
+  type: bool
+  sample: false
+unit_loaded:
+  description: Whether systemd knows the unit.
+  returned: success
+  type: bool
+  sample: true
+reset:
+  description: Whether an earlier failure of the unit was cleared, so that it may be started again.
+  returned: success
+  type: bool
+  sample: false
+"""
+
+import time
+import typing as t
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils._core.effects import CommandResult
+from ..module_utils._core.errors import VllmError
+from ..module_utils._core.host_files import HostFiles, read_json, unit_name
+from ..module_utils._core.release import Release, deployment_name, engine_yaml
+from ..module_utils._core.release_store import ReleaseStore
+from ..module_utils._core.restart import restart_reason
+from ..module_utils._core.unit import UnitState, show_unit
+
+
+def release_of(params: t.Mapping[str, t.Any]) -> Release:
+    """The release that the options describe."""
+    keys = {"api-key": params["api_keys"]} if params["api_keys"] else {}
+    return Release(
+        deployment=deployment_name(params["deployment"]),
+        model_path=params["model_path"],
+        engine_path=params["engine_path"],
+        arguments={**params["arguments"], **keys},
+        environment={name: str(value) for name, value in params["environment"].items()},
+        gpus=params["gpus"],
+        gpu_wait=params["gpu_wait"],
+        origin=params["origin"],
+    )
+
+
+def shown(text: t.Optional[str]) -> str:
+    """Text for a diff, without the line of the keys."""
+    return "".join(line for line in (text or "").splitlines(keepends=True) if not line.startswith("api-key:"))
+
+
+def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
+    """What changes: the drifted files, or the configuration of the release before and of this one."""
+    drift = store.drift(release)
+    if drift:
+        return [{"before_header": f"{d.path} (edited)", "after_header": d.path, "before": shown(d.found), "after": shown(d.wanted)} for d in drift]
+    before = store.linked("current")
+    before_path = store.path(before or "none") / "engine.yaml"
+    before_text = before_path.read_text(encoding="utf-8") if before_path.is_file() else ""
+    after_path = store.path(release.id) / "engine.yaml"
+    headers = {"before_header": str(before_path) if before else "", "after_header": str(after_path)}
+    return [{**headers, "before": shown(before_text), "after": shown(engine_yaml(release.arguments))}]
+
+
+def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[str, t.Any]:
+    """Write what is missing or drifted, switch the link; in check mode only say so."""
+    drift = [entry.path for entry in store.drift(release)]
+    write = bool(drift) or not store.path(release.id).is_dir()
+    current = store.linked("current")
+    result: dict[str, t.Any] = {"changed": write or current != release.id, "drift": drift}
+    if result["changed"]:
+        result["diff"] = diff_of(store, release)
+    if not module.check_mode:
+        backup = store.write(release, time.strftime("%Y%m%dT%H%M%S")) if write else None
+        if backup:
+            result["backup"] = backup
+        store.switch(release.id)
+    result["previous"] = current if current != release.id else store.linked("previous")
+    return result
+
+
+def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> bool:
+    """A deliberate deployment may try again: forget the block and systemd's count of failed starts."""
+    failed = state.active_state == "failed" or files.last_failure.exists()
+    if failed and state.active_state != "active" and not module.check_mode:
+        files.last_failure.unlink(missing_ok=True)
+        module.run_command(["systemctl", "reset-failed", unit_name(files.deployment)], check_rc=state.active_state == "failed")
+    return failed and state.active_state != "active"
+
+
+def unit_facts(module: AnsibleModule, release: Release) -> dict[str, t.Any]:
+    """What has to happen to the unit."""
+    files = HostFiles(release.deployment)
+    state = show_unit(lambda argv: CommandResult(*module.run_command(list(argv))), unit_name(release.deployment))
+    active = state.active_state in ("active", "activating", "reloading", "deactivating")
+    reason = restart_reason(active=active, running=read_json(files.running), release_id=release.id, unit_sha256=files.unit_sha256())
+    return {
+        "restart_required": reason is not None,
+        "restart_reason": reason,
+        "reload_required": state.need_daemon_reload,
+        "unit_loaded": state.load_state == "loaded",
+        "reset": clear_failure(module, files, state),
+    }
+
+
+def main() -> None:
+    """Write, switch, report."""
+    module = AnsibleModule(
+        argument_spec={
+            "deployment": {"type": "str", "required": True},
+            "root": {"type": "path", "default": "/etc/gpufleet"},
+            "model_path": {"type": "path", "required": True},
+            "engine_path": {"type": "path", "required": True},
+            "arguments": {"type": "dict", "default": {}},
+            "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
+            "environment": {"type": "dict", "default": {}},
+            "gpus": {"type": "list", "elements": "str", "default": []},
+            "gpu_wait": {"type": "dict", "default": {}},
+            "origin": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        release = release_of(module.params)
+        store = ReleaseStore(Path(module.params["root"]), release.deployment)
+        result = apply(module, store, release)
+        result.update(unit_facts(module, release), release=release.id, path=str(store.path(release.id)))
+    except VllmError as exc:
+        module.fail_json(msg=str(exc), code=exc.code, **exc.details)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a release contains and how it reaches the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import typing as t
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release import Release, deployment_name, engine_yaml, environment_file
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release_store import ReleaseStore
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.restart import restart_reason
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def a_release(**changes: t.Any) -> Release:
+    values: dict[str, t.Any] = {
+        "deployment": "minimax-m25",
+        "model_path": "/models/m/c1",
+        "engine_path": "/engines/vllm-0.33.0",
+        "arguments": {"max-num-seqs": 256},
+        "environment": {"HF_HUB_OFFLINE": "1"},
+        "gpus": ["GPU-1", "GPU-2"],
+        "gpu_wait": {"utilization": 0.95, "timeout": 600},
+        "origin": {},
+    }
+    return Release(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["minimax-m25", "a", "k2"])
+def test_a_name_that_can_be_a_unit_and_a_user_is_taken(name: str) -> None:
+    assert deployment_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "MiniMax", "2fast", "a_b", "../etc", "x" * 27, "a-", "a b"])
+def test_a_name_that_cannot_be_a_unit_or_a_user_is_refused(name: str) -> None:
+    with pytest.raises(VllmError, match="cannot name a systemd unit"):
+        deployment_name(name)
+
+
+def test_a_false_flag_becomes_its_no_form_because_vllm_drops_false() -> None:
+    assert engine_yaml({"enable-prefix-caching": False}) == "no-enable-prefix-caching: true\n"
+
+
+def test_null_goes_back_to_the_default_of_the_engine() -> None:
+    assert engine_yaml({"max-num-seqs": None}) == ""
+
+
+def test_one_option_under_two_spellings_is_refused() -> None:
+    with pytest.raises(VllmError, match="max-num-seqs is given twice"):
+        engine_yaml({"max-num-seqs": 1, "max_num_seqs": 2})
+
+
+def test_an_argument_that_is_no_option_name_is_refused() -> None:
+    with pytest.raises(VllmError, match="is no option name"):
+        engine_yaml({"max num seqs": 1})
+
+
+JSON_VALUES = st.recursive(
+    st.booleans().filter(bool) | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1), inner),
+)
+
+
+@given(JSON_VALUES)
+def test_any_value_comes_back_from_yaml_as_it_went_in(value: t.Any) -> None:
+    loaded = yaml.safe_load(engine_yaml({"option": value}))["option"]
+    # YAML 1.1 reads 1e+16 without a point as text; vLLM passes every scalar on as text anyway.
+    assert loaded == value or (isinstance(value, float) and float(loaded) == value)
+
+
+def test_environment_values_are_quoted_for_systemd() -> None:
+    assert environment_file({"A": 'a "b" $c `d` \\e'}) == 'A="a \\"b\\" \\$c \\`d\\` \\\\e"\n'
+
+
+@pytest.mark.parametrize("name", ["1A", "A-B", "", "A=B"])
+def test_an_impossible_variable_name_is_refused(name: str) -> None:
+    with pytest.raises(VllmError, match="no name of an environment variable"):
+        environment_file({name: "x"})
+
+
+def test_equal_content_is_the_same_release_and_any_change_another() -> None:
+    assert a_release().id == a_release().id
+    changes = [{"arguments": {"max-num-seqs": 128}}, {"gpus": ["GPU-1"]}, {"model_path": "/models/m/c2"}, {"environment": {}}, {"origin": {"commit": "c2"}}]
+    assert len({a_release(**change).id for change in changes} | {a_release().id}) == len(changes) + 1
+
+
+def test_only_root_reads_what_may_hold_keys(tmp_path: Path) -> None:
+    store = ReleaseStore(tmp_path, "d")
+    release = a_release(arguments={"api-key": ["k"]})
+    store.write(release, "b")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in store.path(release.id).iterdir() if not path.is_symlink()}
+    assert modes == {"engine.yaml": 0o600, "environment": 0o600, "release.json": 0o644}
+    assert "k" not in json.loads((store.path(release.id) / "release.json").read_text())
+
+
+def test_switching_keeps_the_release_before_as_previous(tmp_path: Path) -> None:
+    store = ReleaseStore(tmp_path, "d")
+    first, second = a_release(), a_release(gpus=["GPU-9"])
+    for release in (first, second, second):
+        store.write(release, "b")
+        store.switch(release.id)
+    assert (store.linked("current"), store.linked("previous")) == (second.id, first.id)
+
+
+def test_a_hand_edit_is_seen_and_moved_aside(tmp_path: Path) -> None:
+    store = ReleaseStore(tmp_path, "d")
+    release = a_release()
+    store.write(release, "b0")
+    edited = store.path(release.id) / "engine.yaml"
+    edited.write_text("max-num-seqs: 1024\n")
+    assert [Path(drift.path).name for drift in store.drift(release)] == ["engine.yaml"]
+    backup = store.write(release, "b1")
+    assert backup is not None and (Path(backup) / "engine.yaml").read_text() == "max-num-seqs: 1024\n"
+    assert store.drift(release) == []
+
+
+def test_a_killed_write_leaves_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ReleaseStore(tmp_path, "d")
+
+    def killed(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.write(a_release(), "b")
+    assert not store.path(a_release().id).exists()
+    monkeypatch.undo()
+    store.write(a_release(), "b")
+    assert store.drift(a_release()) == []
+
+
+RUNNING = {"release": "r1", "unit_sha256": "u1"}
+
+
+@pytest.mark.parametrize(
+    ("active", "running", "release_id", "unit_sha256", "expected"),
+    [
+        (False, None, "r1", "u1", None),
+        (True, RUNNING, "r1", "u1", None),
+        (True, None, "r1", "u1", "did not start"),
+        (True, RUNNING, "r2", "u1", "runs release r1, current is r2"),
+        (True, RUNNING, "r1", "u2", "unit file changed"),
+    ],
+)
+def test_a_restart_is_due_when_the_unit_runs_something_else(
+    active: bool, running: t.Optional[dict[str, str]], release_id: str, unit_sha256: str, expected: t.Optional[str]
+) -> None:
+    reason = restart_reason(active=active, running=running, release_id=release_id, unit_sha256=unit_sha256)
+    assert reason is None if expected is None else expected in str(reason)
