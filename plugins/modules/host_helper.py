@@ -72,17 +72,20 @@ from ..module_utils._core import (
     diagnose,
     effects,
     errors,
+    failures,
     gpu_wait,
     gpus,
     host_files,
     journal,
+    log_lines,
     nvml_minimal,
+    phases,
     procs,
     unit,
 )
 from ..module_utils._zipapp import zip_application
 
-_CORE = (diagnose, effects, errors, gpu_wait, gpus, host_files, journal, nvml_minimal, procs, unit)
+_CORE = (diagnose, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
 
 
 def _source(module_name: str) -> str:
@@ -101,8 +104,8 @@ def write(module: AnsibleModule, dest: Path, content: bytes) -> None:
     """Write beside, then let Ansible move it into place."""
     staged = Path(module.tmpdir) / "gpufleet-host"
     staged.write_bytes(content)
-    staged.chmod(0o755)
     module.atomic_move(str(staged), str(dest))
+    module.set_mode_if_different(str(dest), "0755", changed=True)
 
 
 def main() -> None:

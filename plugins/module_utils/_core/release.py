@@ -58,7 +58,14 @@ def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
 
 
 def _yaml_scalar(value: t.Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    """JSON that YAML reads the same way; YAML 1.1 takes a float for text unless it has a point."""
+    if isinstance(value, t.Mapping):
+        return "{" + ", ".join(f"{_yaml_scalar(str(key))}: {_yaml_scalar(item)}" for key, item in sorted(value.items())) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_yaml_scalar, value)) + "]"
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return re.sub(r"^(-?\d+)e", r"\1.0e", text)
     return _YAML_SPECIAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -74,6 +74,8 @@ def record_failure(files: HostFiles) -> int:
     invocation = os.environ["INVOCATION_ID"]
     lines = journal.read_invocation(run_command, unit_name(files.deployment), invocation)
     finding = diagnose.diagnose(lines)
+    if finding.cause == "stopped":
+        return 0
     blocks = diagnose.is_deterministic(finding)
     record = {**finding.as_dict(), "release": release["id"], "invocation": invocation, "blocks": blocks, "time": time.time()}
     record.update({name.lower(): os.environ.get(name) for name in ("SERVICE_RESULT", "EXIT_CODE", "EXIT_STATUS")})

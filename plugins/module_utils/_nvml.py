@@ -1,0 +1,264 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read NVML in a child process with a deadline, because NVML itself can hang in the kernel. PRIVATE to the collection.
+
+The child loads the library, keeps it open (closing it would tear the driver's state down where persistence is off) and answers
+one line of JSON a request. A child that misses its deadline is killed and left alone: one that hangs in the driver cannot
+die, and waiting for it would hang its parent too. No ansible import here: the host helper uses this file as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import re
+import select
+import signal
+import time
+import traceback
+import typing as t
+from importlib import metadata
+
+from ._core import nvml_minimal
+from ._core.errors import VllmError
+from ._core.gpus import Gpu, GpuProcess, Host, ReadError, explain_nvml_failure, read_gpus, read_host
+from ._core.procs import ProcessInfo, read_process
+
+try:
+    import pynvml
+except ImportError:
+    pynvml = None
+
+__all__ = ["Binding", "Sampler", "choose_binding"]
+
+# Earlier releases misread the process list: the second process and those after it come back with garbage pids.
+_OLDEST_BINDING = (12, 555)
+_MEMORY, _EVERYTHING, _HOST = b"m", b"e", b"h"
+
+
+class Binding(t.NamedTuple):
+    """The Python binding in use and what an operator should know about it."""
+
+    nvml: t.Any
+    name: str
+    warning: str = ""
+
+
+def choose_binding() -> Binding:
+    """nvidia-ml-py where it is installed and reads process lists right, else the collection's own few calls."""
+    if pynvml is None:
+        return Binding(nvml_minimal, "minimal")
+    try:
+        version = metadata.version("nvidia-ml-py")
+    except metadata.PackageNotFoundError:
+        return Binding(nvml_minimal, "minimal", "The Python module pynvml here is not nvidia-ml-py's, so it is not used.")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST_BINDING:
+        return Binding(
+            nvml_minimal, "minimal", f"nvidia-ml-py {version} misreads process lists (12.555 or later is needed), so it is not used."
+        )
+    return Binding(pynvml, f"nvidia-ml-py {version}")
+
+
+class Sampler:
+    """Asks a child process for readings; each answer comes within ``deadline`` seconds or is a :class:`VllmError`.
+
+    A context manager. The child starts with the first question.
+    """
+
+    def __init__(self, deadline: float = 30.0) -> None:
+        self.binding = choose_binding()
+        self._deadline = deadline
+        self._pid: t.Optional[int] = None
+        self._questions = self._answers = -1
+        self._buffer = b""
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def memory(self) -> list[Gpu]:
+        """Identity, memory and processes of every GPU: the reading to repeat."""
+        return [_gpu(row) for row in self._ask(_MEMORY)]
+
+    def everything(self) -> list[Gpu]:
+        """The same with placement and health."""
+        return [_gpu(row) for row in self._ask(_EVERYTHING)]
+
+    def host(self) -> Host:
+        """Driver, CUDA and library versions."""
+        driver, cuda, library, errors = self._ask(_HOST)
+        return Host(driver, cuda, library, tuple(ReadError(*error) for error in errors))
+
+    def close(self) -> None:
+        """Let the child go. It ends by itself when its questions end; nothing waits for it."""
+        if self._pid is None:
+            return
+        os.close(self._questions)
+        os.close(self._answers)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, os.WNOHANG)
+        self._pid = None
+
+    def _ask(self, question: bytes) -> t.Any:
+        if self._pid is None:
+            self._start()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._questions, question)
+        answer = json.loads(self._line())
+        if "failure" in answer:
+            self.close()
+            failure = answer["failure"]
+            raise VllmError(failure["message"], code=failure["code"], remedy=failure["remedy"], details=failure["details"])
+        return answer["answer"]
+
+    def _start(self) -> None:
+        question_end, self._questions = os.pipe()
+        self._answers, answer_end = os.pipe()
+        self._buffer = b""
+        self._pid = os.fork()
+        if self._pid == 0:
+            _serve(self.binding.nvml, question_end, answer_end)
+        os.close(question_end)
+        os.close(answer_end)
+
+    def _line(self) -> str:
+        end = time.monotonic() + self._deadline
+        while b"\n" not in self._buffer:
+            ready, _write, _error = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise self._abandon()
+            chunk = os.read(self._answers, 65536)
+            if not chunk:
+                raise self._died()
+            self._buffer += chunk
+        line, _newline, self._buffer = self._buffer.partition(b"\n")
+        return line.decode("utf-8")
+
+    def _abandon(self) -> VllmError:
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)
+        self.close()
+        return VllmError(
+            f"NVML gave no answer within {self._deadline:g} s: it hangs in the NVIDIA driver.",
+            code="nvml_hung",
+            remedy="Look for NVRM and Xid lines in the kernel log and for processes in state D; a reboot of the host clears it.",
+            details={"verdict": "wedged"},
+        )
+
+    def _died(self) -> VllmError:
+        status = os.waitpid(self._pid, 0)[1] if self._pid else 0
+        self._pid = None
+        os.close(self._questions)
+        os.close(self._answers)
+        how = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"with status {os.WEXITSTATUS(status)}"
+        return VllmError(
+            f"The process that reads NVML ended {how}.", code="nvml_crashed", remedy="Check that library and driver are of one version."
+        )
+
+
+def _gpu(row: t.Sequence[t.Any]) -> Gpu:
+    gpu = Gpu(*row)
+    processes = tuple(GpuProcess(*process) for process in gpu.processes)
+    return gpu._replace(processes=processes, errors=tuple(ReadError(*error) for error in gpu.errors))
+
+
+# ---- in the child --------------------------------------------------------------------------------------------------------
+
+
+def _serve(nvml: t.Any, questions: int, answers: int) -> t.NoReturn:
+    """Answer until the questions end. Never returns into the parent's code."""
+    status = 1
+    try:
+        _keep_only(questions, answers)
+        _answer_all(nvml, questions, answers)
+        status = 0
+    except Exception:
+        _send(answers, {"failure": {"message": traceback.format_exc(), "code": "nvml_reader_bug", "remedy": "", "details": {}}})
+        raise
+    finally:
+        os._exit(status)
+
+
+def _keep_only(*kept: int) -> None:
+    """A child left hanging must not hold the parent's pipes open: whoever reads those would wait for it."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _answer_all(nvml: t.Any, questions: int, answers: int) -> None:
+    # This variable switches NVML to a view for MPS clients in which most calls are not supported.
+    os.environ.pop("NVML_MPS_DEVICE_ENUMERATION", None)
+    question = os.read(questions, 1)
+    if not question:
+        return
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as exc:
+        _send(answers, {"failure": _failure(nvml, exc)})
+        return
+    while question:
+        try:
+            _send(answers, {"answer": _answer(nvml, question)})
+        except nvml.NVMLError as exc:
+            _send(answers, {"failure": _failure(nvml, exc)})
+        question = os.read(questions, 1)
+
+
+def _answer(nvml: t.Any, question: bytes) -> t.Any:
+    if question == _HOST:
+        return read_host(nvml)
+    return read_gpus(nvml, identify=_identify, read_text=_read_text, health=question == _EVERYTHING)
+
+
+def _failure(nvml: t.Any, exc: t.Any) -> dict[str, t.Any]:
+    reason = str(exc.__context__ or "")
+    error = explain_nvml_failure(
+        exc.value, str(exc), reason=reason, kernel_version=_kernel_module_version(), library_version=_library_version(nvml)
+    )
+    return {"message": error.message, "code": error.code, "remedy": error.remedy, "details": error.details}
+
+
+def _kernel_module_version() -> t.Optional[str]:
+    try:
+        return _read_text("/sys/module/nvidia/version").strip()
+    except OSError:
+        return None
+
+
+def _library_version(nvml: t.Any) -> t.Optional[str]:
+    """``13.580.159.04`` is CUDA's major version and then the driver's. NVML tells it also when it cannot be opened."""
+    try:
+        version = str(nvml.nvmlSystemGetNVMLVersion())
+    except nvml.NVMLError:
+        return None
+    first, _dot, rest = version.partition(".")
+    return rest if len(first) < 3 and rest else version
+
+
+def _identify(pid: int) -> t.Optional[ProcessInfo]:
+    return read_process(pid, _read_text, _user_name)
+
+
+def _user_name(uid: int) -> str:
+    return pwd.getpwuid(uid).pw_name
+
+
+def _read_text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _send(answers: int, record: t.Mapping[str, t.Any]) -> None:
+    data = json.dumps(record).encode("utf-8") + b"\n"
+    while data:
+        data = data[os.write(answers, data) :]
