@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import ssl
 import time
@@ -55,7 +56,7 @@ def http_transport(
             )
         except HTTPError as exc:
             return _response(exc, deadline, url)
-        except (URLError, OSError, ValueError) as exc:
+        except (URLError, OSError, ValueError, http.client.HTTPException) as exc:
             raise _unreachable(url, exc) from exc
         return _response(answer, deadline, url)
 
@@ -73,7 +74,7 @@ def _response(answer: t.Any, deadline: float, url: str) -> Response:
             if not chunk:
                 break
             chunks.append(chunk)
-    except OSError as exc:
+    except (OSError, http.client.HTTPException) as exc:
         raise _unreachable(url, exc) from exc
     headers = {name.lower(): value for name, value in answer.headers.items()}
     return Response(int(getattr(answer, "status", None) or answer.code), headers, b"".join(chunks))
@@ -82,7 +83,9 @@ def _response(answer: t.Any, deadline: float, url: str) -> Response:
 def _unreachable(url: str, exc: BaseException) -> Unreachable:
     cause = getattr(exc, "reason", exc)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return Unreachable(f"{url}: the TLS certificate is not trusted ({cause}).", code="tls_untrusted", remedy="Set ca_path to the CA that signed it.")
+        return Unreachable(
+            f"{url}: the TLS certificate is not trusted ({cause}).", code="tls_untrusted", remedy="Set ca_path to the CA that signed it."
+        )
     if isinstance(cause, ConnectionRefusedError):
         return Unreachable(f"{url}: connection refused.", code="refused")
     if isinstance(cause, (socket.timeout, TimeoutError)):

@@ -1,0 +1,236 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make a folder hold exactly a repository's snapshot at one commit, and prove it. PRIVATE to the collection.
+
+Files are fetched into a folder beside the target, proven by their published hash, and only then moved into place: a new snapshot
+by one rename, a repair file by file under a receipt that calls itself incomplete. The receipt is written last.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import typing as t
+from pathlib import Path
+
+from . import download_verdicts as verdicts
+from .download_job import Effects, Request
+from .download_staging import Staging, make_folders, size_of
+from .download_survey import Survey, Surveyor
+from .hub import COMMIT, FileSpec, Hub
+from .receipt import RECEIPT_NAME, Receipt, identify, read_receipt, write_receipt
+from .snapshot import Selection, unexpected
+
+__all__ = ["download"]
+
+
+def download(request: Request, effects: Effects) -> dict[str, t.Any]:
+    """Converge ``dest``; answers with the module's result, or raises :class:`VllmError`."""
+    commit, repo_id = _resolve(request, effects.hub)
+    result = _Download(request, effects, commit).run()
+    if repo_id != request.repo_id:
+        result["renamed_to"] = repo_id
+    return result
+
+
+def _resolve(request: Request, hub: Hub) -> tuple[str, str]:
+    """The commit, and the repository's present name."""
+    if COMMIT.fullmatch(request.revision):
+        return request.revision, request.repo_id
+    if not request.offline:
+        return hub.resolve(request.revision)
+    parent, placeholder, rest = request.dest.partition("{commit}")
+    found = {}
+    for folder in Path(parent).glob(f"*{rest}") if placeholder else [Path(parent)]:
+        receipt = read_receipt(folder)
+        if receipt and (receipt.repo_id, receipt.revision) == (request.repo_id, request.revision):
+            found[(folder / RECEIPT_NAME).stat().st_mtime_ns] = receipt.commit
+    if not found:
+        raise verdicts.no_receipt(request)
+    return found[max(found)], request.repo_id
+
+
+class _Download:
+    def __init__(self, request: Request, effects: Effects, commit: str) -> None:
+        self.request = request
+        self.effects = effects
+        self.commit = commit
+        self.folder = Path(request.dest.replace("{commit}", commit))
+        self.surveyor = Surveyor(request, effects, commit, self.folder, self.folder.parent / f".{self.folder.name}.incomplete")
+        self.staging = Staging(self.surveyor)
+
+    def run(self) -> dict[str, t.Any]:
+        receipt = self._receipt()
+        if receipt and self._speaks_for_all(receipt):
+            return self._confirmed(receipt)
+        if self.request.check:
+            return self._preview(receipt)
+        make_folders(self.folder.parent)
+        with self.effects.lock(self.folder.parent / f".{self.folder.name}.lock"):
+            return self._converge(self._receipt())
+
+    def _receipt(self) -> t.Optional[Receipt]:
+        receipt = read_receipt(self.folder)
+        if receipt and receipt.repo_id != self.request.repo_id:
+            raise verdicts.other_repository(self.folder, receipt.repo_id, self.request.repo_id)
+        return receipt
+
+    def _speaks_for_all(self, receipt: Receipt) -> bool:
+        """Whether the receipt alone answers the request."""
+        request = self.request
+        same = (receipt.commit, receipt.include, receipt.exclude) == (self.commit, request.include, request.exclude)
+        proven = receipt.complete and all(entry.sha256 for entry in receipt.files.values())
+        return request.verify == "receipt" and same and proven and not receipt.broken(self.folder)
+
+    def _confirmed(self, receipt: Receipt) -> dict[str, t.Any]:
+        """Nothing to prove; owner and mode may still have to change, which moves each file's ctime and nothing else."""
+        selection = Selection({name: receipt.manifest[name] for name in receipt.files}, receipt.shards, ())
+        self.surveyor.settle(self.folder, receipt.files)
+        if self.surveyor.attributes_changed and not self.request.check:
+            files = {name: identify(self.folder / name, entry.sha256) for name, entry in receipt.files.items()}
+            self._write_receipt(receipt._replace(files=files))
+        survey = Survey(receipt.manifest, None, selection, receipt.files, {})
+        return self._result(survey, verified="receipt", changed=self.surveyor.attributes_changed)
+
+    def _preview(self, receipt: t.Optional[Receipt]) -> dict[str, t.Any]:
+        """What a run would do, found out with metadata requests alone."""
+        survey = self.surveyor.survey(receipt)
+        if survey.bad:
+            self._preflight(survey, survey.wanting(), reclaimable=size_of(self.surveyor.staging))
+        else:
+            survey.check_tensors(self.folder.joinpath)
+        changed = bool(survey.bad) or self._receipt_of(survey, receipt) != receipt
+        return self._result(survey, verified=self._level(survey), changed=changed, fetched=survey.wanting())
+
+    def _converge(self, receipt: t.Optional[Receipt]) -> dict[str, t.Any]:
+        survey = self.surveyor.survey(receipt)
+        repairing = _holds_something(self.folder) and (receipt is None or receipt.commit == self.commit)
+        fetched: list[FileSpec] = []
+        if survey.bad:
+            fetched = self._fetch(survey, receipt)
+            receipt = read_receipt(self.folder)
+        else:
+            survey.check_tensors(self.folder.joinpath)
+        final = self._receipt_of(survey, receipt)
+        if final != receipt:
+            self._write_receipt(final)
+        changed = bool(survey.bad) or final != receipt or self.surveyor.attributes_changed
+        repaired = sorted(survey.bad) if repairing else []
+        whole = survey._replace(bad={})
+        return self._result(whole, verified=self._level(whole), changed=changed, fetched=fetched, repaired=repaired)
+
+    def _preflight(self, survey: Survey, wanted: t.Sequence[FileSpec], reclaimable: int) -> None:
+        """Refuse before the first byte: no network allowed, no access, no space."""
+        if self.request.offline:
+            raise verdicts.unrepaired(self.folder, survey.bad)
+        self.effects.hub.probe(self.commit, wanted[-1].path)
+        needed = sum(spec.size or 0 for spec in wanted)
+        place = next(parent for parent in (self.folder, *self.folder.parents) if parent.exists())
+        free = shutil.disk_usage(place).free
+        if needed > free + reclaimable:
+            raise verdicts.too_small(place, needed, free, reclaimable)
+
+    def _fetch(self, survey: Survey, receipt: t.Optional[Receipt]) -> list[FileSpec]:
+        """Fetch what is bad or missing, prove it, and move it into place. Answers with what really came over the network."""
+        if self.request.offline:
+            raise verdicts.unrepaired(self.folder, survey.bad)
+        survey.good.update(self.staging.kept(survey.wanting()))
+        fetching = [spec for spec in survey.wanting() if spec.path not in survey.good]
+        if fetching:
+            self._preflight(survey, fetching, reclaimable=0)
+            survey.good.update(self.staging.fetch(survey, fetching))
+        survey.check_tensors(lambda name: (self.staging.folder if name in survey.bad else self.folder) / name)
+        self._deliver(survey, receipt)
+        return fetching
+
+    def _deliver(self, survey: Survey, receipt: t.Optional[Receipt]) -> None:
+        """Move proven files into place; the receipt that makes them count follows, or travels along with a new folder."""
+        self.staging.forget_client()
+        for spec in survey.wanting():
+            _flush(self.staging.folder / spec.path)
+        if _holds_something(self.folder):
+            self._swap_in(survey, receipt)
+        else:
+            write_receipt(self.staging.folder, self._receipt_of(survey, None))
+            self.surveyor.settle(self.staging.folder, ())
+            self.staging.folder.rename(self.folder)
+        _flush(self.folder.parent)
+
+    def _swap_in(self, survey: Survey, receipt: t.Optional[Receipt]) -> None:
+        """Replace files one by one; until the last, the receipt calls the folder incomplete."""
+        kept = {name: entry for name, entry in survey.good.items() if name not in survey.bad}
+        self._write_receipt(self._receipt_of(survey._replace(good=kept), receipt)._replace(complete=False))
+        for spec in survey.wanting():
+            target = self.folder / spec.path
+            make_folders(target.parent)
+            (self.staging.folder / spec.path).replace(target)
+            survey.good[spec.path] = identify(target, survey.good[spec.path].sha256)
+        shutil.rmtree(self.staging.folder)
+        self.surveyor.settle(self.folder, ())
+
+    def _write_receipt(self, receipt: Receipt) -> None:
+        self.effects.settle(write_receipt(self.folder, receipt))
+
+    def _receipt_of(self, survey: Survey, before: t.Optional[Receipt]) -> Receipt:
+        """The receipt for what is proven; equal to ``before`` where nothing new is."""
+        named_before = before is not None and before.commit == self.commit and COMMIT.fullmatch(self.request.revision)
+        return Receipt(
+            repo_id=self.request.repo_id,
+            commit=self.commit,
+            revision=before.revision if before and named_before else self.request.revision,
+            level="sha256" if all(entry.sha256 for entry in survey.good.values()) else "structure",
+            include=self.request.include,
+            exclude=self.request.exclude,
+            manifest=survey.manifest,
+            shards=survey.selection.shards,
+            files=dict(sorted(survey.good.items())),
+        )
+
+    def _level(self, survey: Survey) -> str:
+        """What this run proved: headers only where that was asked for, or where nothing better is known."""
+        hashed = not survey.bad and all(entry.sha256 for entry in survey.good.values())
+        return "sha256" if hashed and self.request.verify != "structure" else "structure"
+
+    def _result(
+        self, survey: Survey, *, verified: str, changed: bool, fetched: t.Sequence[FileSpec] = (), repaired: t.Sequence[str] = ()
+    ) -> dict[str, t.Any]:
+        files, shards = survey.selection.files, survey.selection.shards
+        here = {name: entry.size for name, entry in survey.good.items()}
+        return {
+            "changed": changed,
+            "commit": self.commit,
+            "path": str(self.folder),
+            "files": len(files),
+            "bytes_total": sum(here.get(name, spec.size or 0) for name, spec in files.items()),
+            "bytes_downloaded": sum(spec.size or 0 for spec in fetched),
+            "fetched": [spec.path for spec in fetched],
+            "left_out": list(survey.selection.left_out),
+            "repaired": list(repaired),
+            "shards": {
+                "expected": list(shards),
+                "present": [name for name in shards if name not in survey.bad],
+                "missing": survey.shards(missing=True),
+                "damaged": survey.shards(missing=False),
+                "unexpected": unexpected(self.folder, files),
+            },
+            "verified": verified,
+            "receipt": str(self.folder / RECEIPT_NAME),
+        }
+
+
+def _holds_something(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _flush(path: Path) -> None:
+    """Bring a file or folder to the disk, so that a loss of power cannot undo what the receipt says."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdicts on a download: each says what is wrong with which files, and what to do. PRIVATE to the collection."""
+
+from __future__ import annotations
+
+import typing as t
+from pathlib import Path
+
+from .download_job import Failure, Request
+from .errors import VllmError
+from .hub import Hub, denied
+from .snapshot import INDEX_NAME, Damage, inconsistent, some
+
+__all__ = [
+    "became_full",
+    "broken_as_published",
+    "corrupt_source",
+    "final",
+    "gave_up",
+    "hashes_unknown",
+    "lacking_tensors",
+    "no_receipt",
+    "nothing_to_prove",
+    "other_repository",
+    "reason",
+    "too_small",
+    "unrepaired",
+]
+
+
+def other_repository(folder: Path, held: str, wanted: str) -> VllmError:
+    return VllmError(f"{folder} holds {held}, not {wanted}.", code="other_repository", remedy="Choose another dest, or remove the folder.")
+
+
+def no_receipt(request: Request) -> VllmError:
+    return VllmError(
+        f"{request.dest} holds no receipt of {request.repo_id} at {request.revision}, and offline forbids to ask the hub.",
+        code="incomplete",
+        remedy="Run once without offline, or set revision to the full commit.",
+    )
+
+
+def nothing_to_prove(folder: Path) -> VllmError:
+    return VllmError(
+        f"{folder} holds neither receipt nor index nor model.safetensors, and offline forbids to ask the hub.",
+        code="incomplete",
+        remedy="Run once without offline.",
+        details={"missing": [INDEX_NAME]},
+    )
+
+
+def hashes_unknown(repo_id: str) -> VllmError:
+    return VllmError(
+        f"The published hashes of {repo_id} are not known here, and offline forbids to ask the hub.",
+        code="hashes_unknown",
+        remedy="Run once without offline, or set verify to structure.",
+    )
+
+
+def unrepaired(folder: Path, bad: t.Mapping[str, Damage]) -> VllmError:
+    """The folder is not whole and may not be repaired now."""
+    missing = sorted(name for name, damage in bad.items() if damage.kind == "missing")
+    damaged = sorted(set(bad) - set(missing))
+    sentences = [f"{name} {bad[name]}" for name in damaged] + ([f"missing: {', '.join(missing)}"] if missing else [])
+    return VllmError(
+        f"{folder} is not whole and offline forbids to fetch: {'; '.join(sentences)}.",
+        code="damaged" if damaged else "incomplete",
+        remedy="Run without offline to fetch exactly these files.",
+        details={"missing": missing, "damaged": damaged},
+    )
+
+
+def too_small(place: Path, needed: int, free: int, leftovers: int) -> VllmError:
+    """Told before the first byte."""
+    return VllmError(
+        f"{needed} bytes are still to be fetched and {place} has {free} bytes free ({leftovers} lie in incomplete downloads).",
+        code="disk_full",
+        remedy="Free space there, or set dest to a larger file system.",
+        details={"bytes_needed": needed, "bytes_free": free},
+    )
+
+
+def became_full(place: Path, name: str, free: int) -> VllmError:
+    """Told by a failed write: somebody else took the space, or a quota did."""
+    return VllmError(
+        f"The disk of {place} became full while {name} was being fetched ({free} bytes free).",
+        code="disk_full",
+        remedy="Free space there and run again: finished files are kept.",
+        details={"bytes_free": free},
+    )
+
+
+def corrupt_source(endpoint: str, bad: t.Mapping[str, Damage]) -> VllmError:
+    """The same file arrived wrong twice."""
+    name = min(bad)
+    return VllmError(
+        f"{endpoint} delivered {len(bad)} of the files damaged: {name} {bad[name]}.",
+        code="damaged",
+        remedy="Fetch from another endpoint, or clear the mirror's or proxy's copy of these files.",
+        details={"damaged": sorted(bad)},
+    )
+
+
+def broken_as_published(repo_id: str, bad: t.Mapping[str, Damage]) -> t.Optional[VllmError]:
+    """Files that are exactly as published and no sound model files."""
+    names = sorted(name for name, damage in bad.items() if damage.kind == "published")
+    return inconsistent(f"{repo_id} publishes a broken file: {names[0]} {bad[names[0]]}.", names) if names else None
+
+
+def lacking_tensors(lacking: t.Mapping[str, t.Sequence[str]]) -> VllmError:
+    shard = min(lacking)
+    tensors = lacking[shard]
+    return inconsistent(f"{INDEX_NAME} puts {len(tensors)} tensors into {shard} that it does not hold ({tensors[0]}).", sorted(lacking))
+
+
+def gave_up(endpoint: str, pending: t.Sequence[str], failures: t.Mapping[str, Failure]) -> VllmError:
+    """No further file came in for too long."""
+    unreachable = any(failure.kind == "unreachable" for failure in failures.values())
+    opening = "The hub could not be reached: " if unreachable else ""
+    return VllmError(
+        f"{opening}{len(pending)} of the files did not arrive ({some(pending)}): {reason(failures)}.",
+        code="hub_unreachable" if unreachable else "incomplete",
+        remedy=f"Check {endpoint} and run again: finished files are kept.",
+        details={"missing": list(pending)},
+    )
+
+
+def final(hub: Hub, place: Path, free: int, failures: t.Mapping[str, Failure]) -> t.Optional[VllmError]:
+    """The verdict where a failure is one that another try would only repeat."""
+    for name, failure in sorted(failures.items()):
+        if failure.kind in {"gated", "token_refused"}:
+            without_token = {"gated": "gated_no_token", "token_refused": "no_token"}
+            return denied(hub.endpoint, hub.repo_id, failure.kind if hub.token else without_token[failure.kind])
+        if failure.kind == "disk_full":
+            return became_full(place, name, free)
+        if failure.kind == "entry":
+            return inconsistent(f"{hub.repo_id} lists {name} but does not hold it.", [name])
+        if failure.kind == "client_missing":
+            return VllmError(
+                f"This Python cannot load huggingface_hub ({failure.message}).",
+                code="client_missing",
+                remedy="Set ansible_python_interpreter of the task to a Python that has it, such as the host venv's.",
+            )
+    return None
+
+
+def reason(failures: t.Mapping[str, Failure], bad: t.Optional[t.Mapping[str, Damage]] = None) -> str:
+    """The first of several causes, for a sentence."""
+    causes = [f"{name}: {failure.message.rstrip('.')}" for name, failure in sorted(failures.items())]
+    causes += [f"{name} {damage}" for name, damage in sorted((bad or {}).items())]
+    return causes[0] if causes else "no file arrived"

@@ -1,0 +1,107 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What systemd says about a unit. PRIVATE to the collection."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .effects import Runner
+from .errors import VllmError
+
+__all__ = ["UnitState", "show_unit"]
+
+_PROPERTIES = (
+    "LoadState,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainCode,ExecMainStatus,NRestarts,InvocationID,Job,NeedDaemonReload,"
+    "StatusText,FragmentPath,UnitFileState,ControlGroup"
+)
+
+
+class UnitState(t.NamedTuple):
+    """One look at a unit, in systemd's own words. ``job`` is the number of a queued or running job, 0 for none."""
+
+    name: str
+    load_state: str = ""
+    active_state: str = ""
+    sub_state: str = ""
+    result: str = ""
+    main_pid: int = 0
+    control_pid: int = 0
+    exec_main_code: int = 0
+    exec_main_status: int = 0
+    n_restarts: int = 0
+    invocation_id: str = ""
+    job: int = 0
+    need_daemon_reload: bool = False
+    status_text: str = ""
+    fragment_path: str = ""
+    unit_file_state: str = ""
+    control_group: str = ""
+
+    @property
+    def exists(self) -> bool:
+        return self.load_state not in ("", "not-found", "bad-setting", "error")
+
+    @property
+    def is_settling(self) -> bool:
+        """Something is under way that decides what comes next: a queued job, or a stop."""
+        return self.job != 0 or self.active_state == "deactivating"
+
+    @property
+    def waits_for_restart(self) -> bool:
+        """The last start is over and systemd waits before it tries again."""
+        return self.sub_state.startswith("auto-restart")
+
+    @property
+    def is_preparing(self) -> bool:
+        """An ExecStartPre command runs; the main process is not there yet."""
+        return self.sub_state in ("start-pre", "condition")
+
+    @property
+    def is_running(self) -> bool:
+        return self.active_state in ("active", "reloading") or (self.active_state == "activating" and self.main_pid > 0)
+
+    def describe_end(self) -> str:
+        """How the main process ended, as ``systemctl status`` would say it."""
+        if self.exec_main_code == 1:
+            return f"exit status {self.exec_main_status}"
+        if self.exec_main_code in (2, 3):
+            return f"signal {self.exec_main_status}"
+        return f"result {self.result or 'unknown'}"
+
+
+def show_unit(runner: Runner, unit: str) -> UnitState:
+    """Ask systemd about ``unit``; a unit that does not exist is an answer too (``exists`` is false)."""
+    result = runner(["systemctl", "show", "--no-pager", f"--property={_PROPERTIES}", "--", unit])
+    if result.rc != 0:
+        raise VllmError(
+            f"systemctl show {unit} failed with status {result.rc}: {(result.err or result.out).strip()}.",
+            code="systemd_unavailable",
+            remedy="Run this on the host of the unit, as root.",
+        )
+    shown = dict(line.split("=", 1) for line in result.out.splitlines() if "=" in line)
+    return UnitState(
+        name=unit,
+        load_state=shown.get("LoadState", ""),
+        active_state=shown.get("ActiveState", ""),
+        sub_state=shown.get("SubState", ""),
+        result=shown.get("Result", ""),
+        main_pid=_number(shown, "MainPID"),
+        control_pid=_number(shown, "ControlPID"),
+        exec_main_code=_number(shown, "ExecMainCode"),
+        exec_main_status=_number(shown, "ExecMainStatus"),
+        n_restarts=_number(shown, "NRestarts"),
+        invocation_id=shown.get("InvocationID", ""),
+        job=_number(shown, "Job"),
+        need_daemon_reload=shown.get("NeedDaemonReload") == "yes",
+        status_text=shown.get("StatusText", ""),
+        fragment_path=shown.get("FragmentPath", ""),
+        unit_file_state=shown.get("UnitFileState", ""),
+        control_group=shown.get("ControlGroup", ""),
+    )
+
+
+def _number(shown: t.Mapping[str, str], name: str) -> int:
+    text = shown.get(name, "")
+    return int(text) if text.isdigit() else 0
