@@ -95,7 +95,12 @@ def _source(module_name: str) -> str:
 
 def application(python: str, main: str) -> bytes:
     """The whole program: the collection's code as the package gpufleet_host, and the text that starts it."""
-    files = {"__main__.py": main, "gpufleet_host/__init__.py": "", "gpufleet_host/_core/__init__.py": "", "gpufleet_host/_nvml.py": _source(_nvml.__name__)}
+    files = {
+        "__main__.py": main,
+        "gpufleet_host/__init__.py": "",
+        "gpufleet_host/_core/__init__.py": "",
+        "gpufleet_host/_nvml.py": _source(_nvml.__name__),
+    }
     files.update({f"gpufleet_host/_core/{part.__name__.rpartition('.')[2]}.py": _source(part.__name__) for part in _CORE})
     return zip_application(files, f"{python} -I")
 
@@ -125,7 +130,12 @@ def main() -> None:
     before, after = (hashlib.sha256(data).hexdigest() for data in (found, content))
     if changed and not module.check_mode:
         write(module, dest, content)
-    diff = {"before_header": str(dest), "after_header": str(dest), "before": f"sha256 {before}\n" if found else "", "after": f"sha256 {after}\n"}
+    diff = {
+        "before_header": str(dest),
+        "after_header": str(dest),
+        "before": f"sha256 {before}\n" if found else "",
+        "after": f"sha256 {after}\n",
+    }
     module.exit_json(changed=changed, dest=str(dest), sha256=after, diff=diff)
 
 

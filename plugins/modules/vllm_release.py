@@ -183,7 +183,10 @@ def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
     """What changes: the drifted files, or the configuration of the release before and of this one."""
     drift = store.drift(release)
     if drift:
-        return [{"before_header": f"{d.path} (edited)", "after_header": d.path, "before": shown(d.found), "after": shown(d.wanted)} for d in drift]
+        return [
+            {"before_header": f"{d.path} (edited)", "after_header": d.path, "before": shown(d.found), "after": shown(d.wanted)}
+            for d in drift
+        ]
     before = store.linked("current")
     before_path = store.path(before or "none") / "engine.yaml"
     before_text = before_path.read_text(encoding="utf-8") if before_path.is_file() else ""

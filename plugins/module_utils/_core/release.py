@@ -48,9 +48,15 @@ def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
     for name, value in arguments.items():
         option = str(name).lstrip("-").replace("_", "-")
         if not _OPTION.fullmatch(option):
-            raise VllmError(f"The engine argument {name!r} is no option name.", code="bad_argument", remedy="Write it as in the help of vllm serve, without dashes in front.")
+            raise VllmError(
+                f"The engine argument {name!r} is no option name.",
+                code="bad_argument",
+                remedy="Write it as in the help of vllm serve, without dashes in front.",
+            )
         if option in options:
-            raise VllmError(f"The engine argument {option} is given twice, with - and with _.", code="bad_argument", remedy="Keep one of them.")
+            raise VllmError(
+                f"The engine argument {option} is given twice, with - and with _.", code="bad_argument", remedy="Keep one of them."
+            )
         if value is not None:
             options[option] = value
     lines = [f"no-{option}: true" if value is False else f"{option}: {_yaml_scalar(value)}" for option, value in sorted(options.items())]
@@ -74,7 +80,9 @@ def environment_file(variables: t.Mapping[str, t.Any]) -> str:
     lines = []
     for name, value in sorted(variables.items()):
         if not _VARIABLE.fullmatch(name):
-            raise VllmError(f"{name!r} is no name of an environment variable.", code="bad_environment", remedy="Use letters, digits and underscores.")
+            raise VllmError(
+                f"{name!r} is no name of an environment variable.", code="bad_environment", remedy="Use letters, digits and underscores."
+            )
         if "\0" in str(value):
             raise VllmError(f"The environment variable {name} contains a NUL byte.", code="bad_environment", remedy="Remove it.")
         escaped = re.sub(r'([\\"$`])', r"\\\1", str(value))
@@ -97,7 +105,15 @@ class Release(t.NamedTuple):
     @property
     def id(self) -> str:
         """Twelve hex digits of the content: equal inputs are the same release."""
-        content = [self.model_path, self.engine_path, engine_yaml(self.arguments), environment_file(self.environment), list(self.gpus), dict(self.gpu_wait), dict(self.origin)]
+        content = [
+            self.model_path,
+            self.engine_path,
+            engine_yaml(self.arguments),
+            environment_file(self.environment),
+            list(self.gpus),
+            dict(self.gpu_wait),
+            dict(self.origin),
+        ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def files(self) -> dict[str, tuple[str, int]]:

@@ -42,7 +42,9 @@ class ReleaseStore:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise VllmError(f"{self.folder / name} is no link ({exc}).", code="bad_layout", remedy="Move it away; this collection keeps a link there.") from exc
+            raise VllmError(
+                f"{self.folder / name} is no link ({exc}).", code="bad_layout", remedy="Move it away; this collection keeps a link there."
+            ) from exc
 
     def drift(self, release: Release) -> list[Drift]:
         """What differs between the release on disk and the release that was asked for; nothing when it was never written."""
@@ -85,8 +87,8 @@ class ReleaseStore:
     def switch(self, release_id: str) -> None:
         """Make ``current`` point at the release and ``previous`` at the one before it; each link changes in one step."""
         before = self.linked("current")
-        if before not in (None, release_id):
-            self._link("previous", t.cast(str, before))
+        if before is not None and before != release_id:
+            self._link("previous", before)
         self._link("current", release_id)
 
     def _link(self, name: str, release_id: str) -> None:

@@ -88,7 +88,13 @@ def test_an_impossible_variable_name_is_refused(name: str) -> None:
 
 def test_equal_content_is_the_same_release_and_any_change_another() -> None:
     assert a_release().id == a_release().id
-    changes = [{"arguments": {"max-num-seqs": 128}}, {"gpus": ["GPU-1"]}, {"model_path": "/models/m/c2"}, {"environment": {}}, {"origin": {"commit": "c2"}}]
+    changes = [
+        {"arguments": {"max-num-seqs": 128}},
+        {"gpus": ["GPU-1"]},
+        {"model_path": "/models/m/c2"},
+        {"environment": {}},
+        {"origin": {"commit": "c2"}},
+    ]
     assert len({a_release(**change).id for change in changes} | {a_release().id}) == len(changes) + 1
 
 
