@@ -1,0 +1,123 @@
+# Copyright (c) 2026 The gpufleet.vllm contributors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The steps of `make test`: what each runs, by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+import typing as t
+from pathlib import Path
+
+from gates.artefact import artefact_commands
+from gates.report import ROOT, Skip, Step
+from gates.sanity import sanity_commands, sanity_environment
+from gates.venv import find_python
+
+__all__ = ["OTHER_PYTHONS", "artefact", "bench", "lint", "molecule", "sanity", "scenarios", "units"]
+
+BIN = Path(sys.executable).parent
+BENCH = str(ROOT / "tests" / "bench" / "bench.py")
+# Besides the Python of .venv: each with the newest ansible-core that runs on it (.config/requirements.txt).
+OTHER_PYTHONS = ("3.12", "3.13")
+TYPED = ("plugins", "tests", "molecule")
+ON_PATH = {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+MOLECULE = {**ON_PATH, "MOLECULE_GLOB": "molecule/*/molecule.yml", "ANSIBLE_FORCE_COLOR": "0", "NO_COLOR": "1", "PY_COLORS": "0"}
+
+
+def tool(name: str, *arguments: str) -> list[str]:
+    return [str(BIN / name), *arguments]
+
+
+def fixed(*commands: list[str]) -> t.Callable[[], t.Iterable[list[str]]]:
+    return lambda: commands
+
+
+def other_venv(version: str) -> Path:
+    return ROOT / f".venv-{version}"
+
+
+def with_other_python(version: str, *arguments: str) -> t.Callable[[], t.Iterator[list[str]]]:
+    """Command lines that make the venv of another Python and run a tool of it; skipped where that Python is not."""
+
+    def commands() -> t.Iterator[list[str]]:
+        python = find_python(version)
+        if not python:
+            raise Skip(f"no Python {version} on this machine")
+        yield [sys.executable, str(ROOT / "tests" / "gates" / "venv.py"), str(other_venv(version)), python]
+        yield [str(other_venv(version) / "bin" / arguments[0]), *arguments[1:]]
+
+    return commands
+
+
+def lint() -> list[Step]:
+    """Style and types, Ansible's production profile on each ansible-core, documentation, changelog."""
+    others = [
+        Step(
+            f"lint: ansible-lint, {version}",
+            f"production profile, with the ansible-core of Python {version}",
+            with_other_python(version, "ansible-lint"),
+            {"PATH": f"{other_venv(version) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"},
+        )
+        for version in OTHER_PYTHONS
+    ]
+    return [
+        Step("lint: ruff", "style and format of Python", fixed(tool("ruff", "check"), tool("ruff", "format", "--check"))),
+        Step("lint: mypy", "types, strictly", fixed(tool("mypy", *(name for name in TYPED if (ROOT / name).is_dir())))),
+        Step("lint: ansible-lint", "production profile, YAML included", fixed(tool("ansible-lint")), ON_PATH),
+        *others,
+        Step(
+            "lint: docs",
+            "documentation of modules, plugins and roles",
+            fixed(tool("antsibull-docs", "lint-collection-docs", "--plugin-docs", ".")),
+            ON_PATH,
+        ),
+        Step("lint: changelog", "changelog fragments", fixed(tool("antsibull-changelog", "lint"))),
+    ]
+
+
+def sanity() -> list[Step]:
+    return [Step("sanity", "ansible-test sanity over what is shipped", sanity_commands, sanity_environment())]
+
+
+def units() -> list[Step]:
+    others = [
+        Step(
+            f"units, Python {version}",
+            "unit tests with the newer ansible-core",
+            with_other_python(version, "python", "-m", "pytest", "tests/unit"),
+        )
+        for version in OTHER_PYTHONS
+    ]
+    return [Step("units", "unit tests", fixed(tool("python", "-m", "pytest", "tests/unit"))), *others]
+
+
+def artefact() -> list[Step]:
+    return [Step("build", "the artefact builds, installs and runs from elsewhere", artefact_commands, {"PATH": ON_PATH["PATH"]})]
+
+
+def scenarios() -> list[str]:
+    """Every molecule scenario, the owner of the containers first."""
+    names = sorted(path.parent.name for path in ROOT.glob("molecule/*/molecule.yml"))
+    return sorted(names, key=lambda name: (name != "default", name))
+
+
+def molecule(names: t.Sequence[str], keep: bool = False) -> list[Step]:
+    """One step a scenario in one life of the containers, and their end unless they are to be kept."""
+    steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), MOLECULE) for name in names]
+    last = Step("molecule: remove containers", "the end of the fleet", fixed(tool("python", BENCH, "down", "molecule")), ON_PATH)
+    return steps if keep else [*steps, last]
+
+
+def scenario_commands(name: str) -> t.Callable[[], t.Iterable[list[str]]]:
+    def commands() -> t.Iterator[list[str]]:
+        yield tool("molecule", "reset", "--scenario-name", name)
+        yield tool("molecule", "test", "--scenario-name", name, "--destroy=never", "--no-command-borders")
+
+    return commands
+
+
+def bench() -> list[Step]:
+    found = sorted((ROOT / "tests" / "perf").glob("bench_*.py"))
+    return [Step(f"bench: {path.stem[6:]}", "ratios measured in one run", fixed(tool("python", str(path))), ON_PATH) for path in found]
