@@ -45,7 +45,7 @@ options:
   interval:
     description: Seconds from one reading to the next.
     type: float
-    default: 0.25
+    default: 0.05
   timeout:
     description:
       - How many seconds to wait.

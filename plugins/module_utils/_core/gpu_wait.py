@@ -39,7 +39,7 @@ EXIT_FREE, EXIT_BUSY, EXIT_NVML_UNAVAILABLE, EXIT_GPU_FAULT, EXIT_CONFIGURATION 
 Sample = t.Callable[[], t.Sequence[Gpu]]
 """Reads every GPU of the host, in NVML's order; raises :class:`VllmError` where NVML does not answer."""
 
-DEFAULTS: dict[str, t.Any] = {"stable_samples": 4, "interval": 0.25, "timeout": 180.0, "nvml_timeout": 30.0}
+DEFAULTS: dict[str, t.Any] = {"stable_samples": 4, "interval": 0.05, "timeout": 180.0, "nvml_timeout": 30.0}
 """Of the wait's options: here for the module and for the host helper."""
 
 MIB = 1024**2
