@@ -9,18 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-TREE = ROOT / "build" / "tree"
+TESTS = Path(__file__).resolve().parent
 
-
-def link_checkout() -> None:
-    """Point ``build/tree/ansible_collections/gpufleet/vllm`` at the checkout and put the tree on ``sys.path``."""
-    link = TREE / "ansible_collections" / "gpufleet" / "vllm"
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.is_symlink():
-        link.symlink_to(ROOT, target_is_directory=True)
-    if str(TREE) not in sys.path:
-        sys.path.insert(0, str(TREE))
-
-
-link_checkout()
+# A link there leads back to the checkout; and the helpers of the tests are the package ``support``.
+sys.path[:0] = [str(TESTS.parent / "playbooks" / "collections"), str(TESTS)]

@@ -82,7 +82,7 @@ def _follow(results: int, seen: t.Callable[[], int], stall_timeout: float) -> tu
     answered: set[str] = set()
     rest, most, moved = b"", -1, time.monotonic()
     while time.monotonic() - moved < stall_timeout:
-        ready, _, _ = select.select([results], [], [], _TICK)
+        ready, _none, _none = select.select([results], [], [], _TICK)
         chunk = os.read(results, 65536) if ready else b""
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

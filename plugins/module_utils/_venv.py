@@ -142,7 +142,7 @@ class Venv:
         result = CommandResult(
             *self.module.run_command(
                 list(command),
-                environ_update=uv_environment(self.source, self.module.params["python_dir"]),
+                environ_update=uv_environment(self.source, self.module.params["python_dir"], self._cache_dir()),
                 cwd="/",
                 umask=0o022,
                 pass_fds=(self._lock,),
@@ -153,6 +153,10 @@ class Venv:
             indexes = (self.source.index_url or "", *self.source.extra_index_urls)
             raise explain(result, self.spec, self.source, secrets_of(indexes))
         return result
+
+    def _cache_dir(self) -> str:
+        """Beside the venvs, unless the task's environment names another place."""
+        return os.environ.get("UV_CACHE_DIR") or str(self.dest.parent / ".uv-cache")
 
     def _write_marker(self, marker: Marker) -> None:
         """Beside, to the disk, then into its place in one step."""

@@ -17,6 +17,8 @@ description:
     What a run that was killed leaves behind has no marker and is removed by the next run.
   - A complete venv is never changed. Asking for anything else under the same O(dest) fails, because a running engine or a release
     to go back to may depend on it. Where packages come from (O(index_url), O(extra_index_urls), O(find_links), O(no_index)) does not count.
+  - C(uv) keeps its cache in C(.uv-cache) beside O(dest), so that what versions have in common takes space once.
+    It may be removed at any time. The environment variable E(UV_CACHE_DIR) names another place.
   - When the venv is complete, the module starts no process and needs neither C(uv) nor a network.
 options:
   dest:

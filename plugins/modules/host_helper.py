@@ -62,7 +62,7 @@ sha256:
 
 import hashlib
 import os
-import pkgutil
+import typing as t
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -81,16 +81,18 @@ from ..module_utils._core import (
     nvml_minimal,
     phases,
     procs,
-    unit,
 )
 from ..module_utils._zipapp import zip_application
 
-_CORE = (diagnose, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
+_CORE = (diagnose, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs)
 
 
-def _source(module_name: str) -> str:
-    package, _dot, name = module_name.rpartition(".")
-    return (pkgutil.get_data(package, f"{name}.py") or b"").decode("utf-8")
+def _source(part: t.Any) -> str:
+    """The text of a module, from the folder or from the archive that it was imported from."""
+    text = part.__loader__.get_source(part.__name__)
+    if not text:
+        raise ImportError(f"{part.__name__} came without its source.")
+    return str(text)
 
 
 def application(python: str, main: str) -> bytes:
@@ -99,9 +101,9 @@ def application(python: str, main: str) -> bytes:
         "__main__.py": main,
         "gpufleet_host/__init__.py": "",
         "gpufleet_host/_core/__init__.py": "",
-        "gpufleet_host/_nvml.py": _source(_nvml.__name__),
+        "gpufleet_host/_nvml.py": _source(_nvml),
     }
-    files.update({f"gpufleet_host/_core/{part.__name__.rpartition('.')[2]}.py": _source(part.__name__) for part in _CORE})
+    files.update({f"gpufleet_host/_core/{part.__name__.rpartition('.')[2]}.py": _source(part) for part in _CORE})
     return zip_application(files, f"{python} -I")
 
 

@@ -221,12 +221,18 @@ def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> 
     return failed and state.active_state != "active"
 
 
-def unit_facts(module: AnsibleModule, release: Release) -> dict[str, t.Any]:
+def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
     """What has to happen to the unit."""
     files = HostFiles(release.deployment)
     state = show_unit(lambda argv: CommandResult(*module.run_command(list(argv))), unit_name(release.deployment))
     active = state.active_state in ("active", "activating", "reloading", "deactivating")
-    reason = restart_reason(active=active, running=read_json(files.running), release_id=release.id, unit_sha256=files.unit_sha256())
+    reason = restart_reason(
+        active=active,
+        running=read_json(files.running),
+        release_id=release.id,
+        unit_sha256=files.unit_sha256(),
+        written="" if drifted else files.written(),
+    )
     return {
         "restart_required": reason is not None,
         "restart_reason": reason,
@@ -257,7 +263,7 @@ def main() -> None:
         release = release_of(module.params)
         store = ReleaseStore(Path(module.params["root"]), release.deployment)
         result = apply(module, store, release)
-        result.update(unit_facts(module, release), release=release.id, path=str(store.path(release.id)))
+        result.update(unit_facts(module, release, drifted=bool(result["drift"])), release=release.id, path=str(store.path(release.id)))
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)
     module.exit_json(**result)

@@ -183,7 +183,7 @@ class ProgressAction(ActionBase):  # type: ignore[misc]  # ansible-core has no t
                 time.sleep(2)
                 continue
             heard = time.monotonic()
-            seen, _, record = answer.partition("\n")
+            seen, _newline, record = answer.partition("\n")
             if seen.strip() == "finished":
                 return
             lines.show(record)

@@ -126,7 +126,8 @@ def main() -> None:
     try:
         options.run(options)
     except BenchError as error:
-        sys.exit(f"[bench] ERROR: {error}")
+        print(f"[bench] ERROR: {error}", file=sys.stderr)
+        sys.exit(error.status)
 
 
 if __name__ == "__main__":

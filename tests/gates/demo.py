@@ -23,24 +23,44 @@ BENCH = str(ROOT / "tests" / "bench" / "bench.py")
 class Demo(t.NamedTuple):
     playbook: str
     arguments: tuple[str, ...]
+    hosts: str
     unit: str
-    question: str
+    model: str
+    port: int
+    failure: tuple[str, str]
 
 
 DEMOS = {
-    "fake": Demo("playbooks/deploy-minimax.yml", (), "vllm-minimax-m25", "What is the capital of France?"),
-    # The CPU build of vLLM has wheels for Debian 12's Python only.
-    "real": Demo("playbooks/deploy.yml", ("--limit", "demo1", "-e", "vllm_recipe=tiny-qwen3"), "vllm-tiny-qwen3", "Hello"),
+    "fake": Demo(
+        playbook="playbooks/deploy-minimax.yml",
+        arguments=(),
+        hosts="demo1 and demo2",
+        unit="vllm-minimax-m25",
+        model="MiniMax-M2.5",
+        port=8000,
+        failure=("a request too large for the GPUs", '{"server_arguments": {"max-num-seqs": 1024}}'),
+    ),
+    "real": Demo(
+        playbook="playbooks/deploy.yml",
+        # The CPU build of vLLM has wheels for Debian 12's Python only; on this port it serves beside the other demo.
+        arguments=("--limit", "demo1", "-e", "vllm_recipe=tiny-qwen3", "-e", "server_port=8001"),
+        hosts="demo1",
+        unit="vllm-tiny-qwen3",
+        model="tiny-qwen3",
+        port=8001,
+        failure=("more context than the model has", '{"server_arguments": {"max-model-len": 100000}}'),
+    ),
 }
 NEXT = """
-The model answers on {host}. What to try next (PATH={bin}:$PATH, or activate .venv):
+The model answers on {hosts}. What to try next (PATH={bin}:$PATH, or activate .venv):
 
   the same again, nothing changes     {deploy}
   the unit                            tests/bench/bench.py exec demo1 -- systemctl status {unit}
   its journal                         tests/bench/bench.py logs demo1 {unit}
-  ask it                              tests/bench/bench.py exec demo1 -- curl -s localhost:8000/v1/models
+  ask it                              tests/bench/bench.py exec demo1 -- curl -s localhost:{port}/v1/chat/completions \\
+                                        --json '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 17+25?"}}]}}'
   a shell on the host                 ssh -F .cache/bench/ssh/config -p 22021 127.0.0.1
-  a request too large for the GPUs    {deploy} -e '{{"server_arguments": {{"max-num-seqs": 1024}}}}'
+  {title:35} {deploy} -e '{values}'
   the end                             make demo-down
 """
 
@@ -63,7 +83,7 @@ def demo(engine: str) -> int:
     except subprocess.CalledProcessError as error:
         say(f"\nmake demo: the last command ended with status {error.returncode}; the lines above say why.")
         return error.returncode
-    hosts = "demo1" if "--limit" in deploy else "demo1 and demo2"
-    say(NEXT.format(host=hosts, bin=os.path.relpath(BIN), deploy=" ".join(deploy), unit=chosen.unit))
+    title, values = chosen.failure
+    say(NEXT.format(**chosen._asdict(), bin=os.path.relpath(BIN), deploy=" ".join(deploy), title=title, values=values))
     say(f"make demo took {time.monotonic() - start:.0f} s after the tools were there")
     return 0

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,33 +13,25 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from support.running import ROOT, Answer, environment, load_file, run_module
 
-ROOT = Path(__file__).resolve().parents[2]
+# How long one example takes says more about the machine than about the code.
+settings.register_profile("steady", deadline=None)
+settings.load_profile("steady")
+
 FAKE_NVML = ROOT / "tests" / "bench" / "nvml" / "fake_nvml.py"
-MODULES = "ansible_collections.gpufleet.vllm.plugins.modules"
-
-
-def load_fake_nvml() -> t.Any:
-    """The helper of the fake library, which is a file of its own and in no package."""
-    if "fake_nvml" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("fake_nvml", FAKE_NVML)
-        assert spec and spec.loader
-        sys.modules["fake_nvml"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["fake_nvml"])
-    return sys.modules["fake_nvml"]
 
 
 class GpuMachine:
     """Runs Python and modules where the fake library is the driver's."""
 
     def __init__(self, library: Path, folder: Path) -> None:
-        self.nvml = load_fake_nvml()
+        self.nvml = load_file(FAKE_NVML)
         self.dir = str(folder / "fake-nvml")
         self._folder = folder
         self._children: list[subprocess.Popen[str]] = []
-        python_path = f"{ROOT / 'build' / 'tree'}"
-        self.environment = {**os.environ, "FAKE_NVML_DIR": self.dir, "LD_LIBRARY_PATH": str(library.parent), "PYTHONPATH": python_path}
-        self.environment.pop("NVML_MPS_DEVICE_ENUMERATION", None)
+        self.environment = environment(FAKE_NVML_DIR=self.dir, LD_LIBRARY_PATH=str(library.parent), NVML_MPS_DEVICE_ENUMERATION=None)
 
     def without_driver(self) -> None:
         """From now on no NVML library is found."""
@@ -67,21 +57,9 @@ class GpuMachine:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def module(self, name: str, *, check_mode: bool = False, **options: t.Any) -> dict[str, t.Any]:
+    def module(self, name: str, *, check_mode: bool = False, **options: t.Any) -> Answer:
         """The result of one of the collection's modules, really run."""
-        arguments = {**options, "_ansible_check_mode": check_mode, "_ansible_remote_tmp": str(self._folder)}
-        done = subprocess.run(
-            [sys.executable, "-m", f"{MODULES}.{name}"],
-            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            check=False,
-            cwd=self._folder,
-            timeout=60,
-        )
-        assert done.stdout, done.stderr
-        return t.cast("dict[str, t.Any]", json.loads(done.stdout))
+        return run_module(name, self._folder, self.environment, _ansible_check_mode=check_mode, **options)
 
     def holder(self, *arguments: str) -> subprocess.Popen[str]:
         """A process that holds memory until killed (``--gpu 2 --mib 60000``)."""
@@ -105,7 +83,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake library, compiled once a session."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
-    return t.cast(Path, load_fake_nvml().build(tmp_path_factory.mktemp("nvml")))
+    return t.cast(Path, load_file(FAKE_NVML).build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture

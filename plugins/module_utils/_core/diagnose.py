@@ -117,14 +117,11 @@ _OOM_PLACES = [
 
 def _out_of_memory(lines: t.Sequence[LogLine], arguments: t.Mapping[str, t.Any], phase: str) -> t.Optional[Diagnosis]:
     """A bare out-of-memory error says nothing; the stack above it says where."""
-    hits = [(line.depth, -number) for number, line in enumerate(lines) if _OUT_OF_MEMORY.search(line.message)]
-    if not hits:
+    found = [(number, line, match) for number, line in enumerate(lines) if (match := _OUT_OF_MEMORY.search(line.message))]
+    if not found:
         return None
-    _depth, negative = max(hits)
-    line = lines[-negative]
-    match = _OUT_OF_MEMORY.search(line.message)
-    assert match is not None
-    stack = "\n".join(above.message for above in lines[max(0, -negative - 80) : -negative] if above.process == line.process)
+    number, line, match = max(found, key=lambda hit: (hit[1].depth, -hit[0]))
+    stack = "\n".join(above.message for above in lines[max(0, number - 80) : number] if above.process == line.process)
     cause, where, at = _place(stack, phase)
     message = f"the GPU ran out of memory {where} ({match.group(1)} more were wanted)"
     return Diagnosis(

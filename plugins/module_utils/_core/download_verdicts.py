@@ -30,6 +30,12 @@ __all__ = [
 ]
 
 
+def _size(count: int) -> str:
+    """An amount of bytes as people read it, in the decimal units of disks."""
+    steps = min((len(str(count)) - 1) // 3, 4)
+    return f"{count / 1000**steps:.1f} {('bytes', 'kB', 'MB', 'GB', 'TB')[steps]}" if steps else f"{count} bytes"
+
+
 def other_repository(folder: Path, held: str, wanted: str) -> VllmError:
     return VllmError(f"{folder} holds {held}, not {wanted}.", code="other_repository", remedy="Choose another dest, or remove the folder.")
 
@@ -75,9 +81,9 @@ def unrepaired(folder: Path, bad: t.Mapping[str, Damage]) -> VllmError:
 def too_small(place: Path, needed: int, free: int, leftovers: int) -> VllmError:
     """Told before the first byte."""
     return VllmError(
-        f"{needed} bytes are still to be fetched and {place} has {free} bytes free ({leftovers} lie in incomplete downloads).",
+        f"{_size(needed)} are still to be fetched and {place} has {_size(free)} free ({_size(leftovers)} lie in incomplete downloads).",
         code="disk_full",
-        remedy="Free space there, or set dest to a larger file system.",
+        remedy="Free space there, or set dest (the role's weights_store) to a larger file system.",
         details={"bytes_needed": needed, "bytes_free": free},
     )
 
@@ -85,7 +91,7 @@ def too_small(place: Path, needed: int, free: int, leftovers: int) -> VllmError:
 def became_full(place: Path, name: str, free: int) -> VllmError:
     """Told by a failed write: somebody else took the space, or a quota did."""
     return VllmError(
-        f"The disk of {place} became full while {name} was being fetched ({free} bytes free).",
+        f"The disk of {place} became full while {name} was being fetched ({_size(free)} free).",
         code="disk_full",
         remedy="Free space there and run again: finished files are kept.",
         details={"bytes_free": free},

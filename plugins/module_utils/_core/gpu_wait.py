@@ -183,9 +183,20 @@ def _settings(options: t.Mapping[str, t.Any]) -> tuple[Threshold, dict[str, t.An
         raise VllmError(
             f"gpu_wait has no option {', '.join(unknown)}.", code="bad_configuration", remedy=f"It knows {', '.join(sorted(known))}."
         )
-    chosen = {**DEFAULTS, **options}
-    threshold = make_threshold(**{name: options.get(name) for name in Threshold._fields})
+    chosen = {name: _number(name, value) for name, value in {**DEFAULTS, **options}.items()}
+    threshold = make_threshold(**{name: chosen.get(name) for name in Threshold._fields})
     return threshold, {name: chosen[name] for name in ("stable_samples", "interval", "timeout")}, float(chosen["nvml_timeout"])
+
+
+def _number(name: str, value: t.Any) -> t.Any:
+    """A number of a release: one that came from the command line (``-e``) is text."""
+    if value is None or isinstance(value, (int, float)):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as exc:
+        raise VllmError(f"gpu_wait: {name} is {value!r}.", code="bad_configuration", remedy="Set a number.") from exc
+    return int(number) if number.is_integer() else number
 
 
 def read_once(sample: Sample, targets: t.Sequence[str], threshold: Threshold, *, clock: Clock) -> WaitResult:

@@ -91,6 +91,14 @@ class HostFiles(t.NamedTuple):
         except FileNotFoundError:
             return None
 
+    def written(self) -> t.Optional[str]:
+        """Which writing of the current release this is: one that was written anew after an edit has the same id and another file."""
+        try:
+            found = (self.current / "release.json").stat()
+        except FileNotFoundError:
+            return None
+        return f"{found.st_ino}-{found.st_mtime_ns}"
+
     def block(self, release_id: str) -> t.Optional[dict[str, t.Any]]:
         """The recorded failure that keeps this release from being started again, if there is one."""
         failure = read_json(self.last_failure)

@@ -146,7 +146,7 @@ class Hub:
             return VllmError(
                 f"{self.repo_id} on {self.endpoint} has no {subject}.",
                 code="revision_not_found",
-                remedy="Set revision to a branch, a tag or a full 40-digit commit of this repository.",
+                remedy="Set revision (the role's weights_revision) to a branch, a tag or a full 40-digit commit of this repository.",
             )
         if response.status == 404:
             return self._not_found(code, subject)
@@ -163,14 +163,17 @@ class Hub:
         return VllmError(
             f"{self.endpoint} holds no model repository {self.repo_id}.",
             code="repository_not_found",
-            remedy="Check repo_id for a typing error or a new name, and endpoint for the right address.",
+            remedy="Check repo_id (the role's weights_repo_id) for a typing error or a new name, and endpoint for the right address.",
         )
 
     def _unreachable(self, what: str, reason: str) -> VllmError:
         return VllmError(
             f"The hub could not be reached: {what}",
             code="hub_unreachable",
-            remedy=f"Check that this host reaches {self.endpoint} (network, proxy, endpoint), or set offline for proven weights.",
+            remedy=(
+                f"Check that this host reaches {self.endpoint} (network, proxy, weights_endpoint), "
+                "or set offline (the role's weights_offline) for proven weights."
+            ),
             details={"reason": reason, "endpoint": self.endpoint},
         )
 
@@ -183,16 +186,19 @@ def denied(endpoint: str, repo_id: str, reason: str) -> VllmError:
     what, remedy = {
         "gated": (
             f"The account of this token has not been granted access to {repo_id}.",
-            f"Accept its licence at {endpoint}/{repo_id} with that account, and let the token read gated repositories.",
+            f"Accept its licence at {endpoint}/{repo_id} with that account, or set token (the role's weights_token) to one that may.",
         ),
         "gated_no_token": (
             f"{repo_id} is gated and no token was sent.",
-            f"Accept its licence at {endpoint}/{repo_id} and set token or token_file.",
+            f"Accept its licence at {endpoint}/{repo_id} and set token (the role's weights_token) or token_file.",
         ),
-        "token_refused": (f"{endpoint} refused the token for {repo_id}.", "Set token or token_file to a valid token that may read it."),
+        "token_refused": (
+            f"{endpoint} refused the token for {repo_id}.",
+            "Set token (the role's weights_token) or token_file to a valid token that may read it.",
+        ),
         "no_token": (
             f"{endpoint} does not show {repo_id} to everybody and no token was sent.",
-            "Set token or token_file; it may also be a wrong repo_id.",
+            "Set token (the role's weights_token) or token_file; it may also be a wrong repo_id.",
         ),
     }[reason]
     return VllmError(what, code="access_denied", remedy=remedy, details={"reason": reason})

@@ -16,6 +16,7 @@ def restart_reason(
     running: t.Optional[t.Mapping[str, t.Any]],
     release_id: str,
     unit_sha256: t.Optional[str],
+    written: t.Optional[str] = None,
 ) -> t.Optional[str]:
     """Why the unit must be restarted, None when it need not.
 
@@ -30,4 +31,6 @@ def restart_reason(
         return f"the unit runs release {running.get('release')}, current is {release_id}"
     if running.get("unit_sha256") != unit_sha256:
         return "the unit file changed since the unit was started"
+    if running.get("written") != written:
+        return f"release {release_id} was edited and is written anew since the unit was started"
     return None

@@ -103,9 +103,9 @@ def _tensor(name: str, entry: t.Any) -> Tensor:
         numbers = [*shape, start, end]
     except (KeyError, TypeError, ValueError) as exc:
         raise Malformed(f"has a header entry without type, shape or offsets ({name})") from exc
-    if dtype not in _BITS:
+    if not isinstance(dtype, str) or dtype not in _BITS:
         raise Malformed(f"has a tensor of an unknown type ({name}: {dtype})")
-    if not all(type(number) is int and number >= 0 for number in numbers) or start > end:
+    if not all(map(_is_count, numbers)) or start > end:
         raise Malformed(f"has a tensor with impossible offsets ({name})")
     bits = _BITS[dtype]
     for dimension in shape:
@@ -113,6 +113,11 @@ def _tensor(name: str, entry: t.Any) -> Tensor:
     if bits != (end - start) * 8:
         raise Malformed(f"has a tensor whose shape does not fit its bytes ({name})")
     return Tensor(dtype, tuple(shape), start, end)
+
+
+def _is_count(number: t.Any) -> bool:
+    """A true in JSON is no number, although Python takes it for one."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 def _check_coverage(tensors: t.Mapping[str, Tensor], data_bytes: int) -> None:

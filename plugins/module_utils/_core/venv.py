@@ -160,12 +160,14 @@ def redact(text: str, secrets: t.Iterable[str]) -> str:
     return re.sub(r"(://)[^/\s@\"']+@", r"\1****@", text)
 
 
-def uv_environment(source: Source, python_dir: str) -> dict[str, str]:
+def uv_environment(source: Source, python_dir: str, cache_dir: str) -> dict[str, str]:
     """Settings of uv that must not be seen in its arguments (indexes may hold credentials), or that units depend on."""
     environment = {
         # Interpreters of the person who is logged in (pyenv, uv's own) lie in a home and are not meant.
         "PATH": _SYSTEM_PATH,
         "UV_PYTHON_INSTALL_DIR": python_dir,
+        # On the file system of the venvs uv links files instead of copying them, so versions share what is the same in them.
+        "UV_CACHE_DIR": cache_dir,
         "UV_PYTHON_DOWNLOADS": "never" if source.no_index else "automatic",
         "UV_NO_PROGRESS": "1",
         "NO_COLOR": "1",

@@ -55,9 +55,8 @@ def serve(files: HostFiles) -> int:
     if blocked:
         say(f"refusing release {release['id']}: {blocked['message']} {blocked['remedy']}".rstrip())
         return EX_CONFIG
-    unit_sha256 = files.unit_sha256()
-    running = {"release": release["id"], "pid": os.getpid(), "invocation": os.environ.get("INVOCATION_ID"), "unit_sha256": unit_sha256}
-    write_json(files.running, running)
+    running = {"release": release["id"], "written": files.written(), "unit_sha256": files.unit_sha256()}
+    write_json(files.running, {**running, "pid": os.getpid(), "invocation": os.environ.get("INVOCATION_ID")})
     engine = Path(release["engine_path"]) / "bin"
     environment = {**os.environ, "PATH": f"{engine}:{os.environ.get('PATH', '/usr/bin:/bin')}"}
     config = Path(os.environ["CREDENTIALS_DIRECTORY"]) / "engine.yaml"
@@ -92,9 +91,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpufleet-host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=sorted(COMMANDS))
     parser.add_argument("deployment")
+    parser.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:
-        return COMMANDS[options.command](HostFiles(options.deployment))
+        return COMMANDS[options.command](HostFiles(options.deployment, options.root))
     except VllmError as exc:
         print(str(exc), file=sys.stderr, flush=True)
         return EX_CONFIG

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchlib.paths import BENCH, ENGINE_WHEELS, HUB, WHEELS, folder_hash, is_current, locked, mark_current, text_hash
-from benchlib.say import BenchError, say, step
+from benchlib.say import BenchError, NotOffered, say, step
 
 __all__ = ["make_engine_wheels", "make_hub", "make_wheels"]
 
@@ -69,9 +69,13 @@ def build_fake_engine() -> None:
 
 def make_engine_wheels() -> None:
     """The real vLLM, CPU build, for hosts whose Python has one. It says itself what it does."""
-    done = subprocess.run([sys.executable, str(BENCH / "engine" / "real_wheels.py"), str(ENGINE_WHEELS)], check=False)
+    argv = [sys.executable, str(BENCH / "engine" / "real_wheels.py"), str(ENGINE_WHEELS)]
+    done = subprocess.run(argv, check=False, stderr=subprocess.PIPE, text=True)
+    reason = done.stderr.strip().removeprefix("engine wheels: ")
+    if done.returncode == NotOffered.status:
+        raise NotOffered(f"the real engine is {reason}")
     if done.returncode:
-        raise BenchError("the wheels of the real engine are not to be had here; the lines above say why.")
+        raise BenchError(f"the wheels of the real engine: {reason}")
 
 
 def make_hub() -> None:

@@ -14,7 +14,7 @@ import typing as t
 from pathlib import Path
 
 from benchlib.paths import BENCH, CACHE, SSH, folder_hash
-from benchlib.say import BenchError, say, step
+from benchlib.say import BenchError, step
 
 __all__ = ["OPS_ID", "Entry", "append_entries", "entries", "prepare_ssh", "ssh_config"]
 
@@ -68,19 +68,17 @@ def prepare_ssh() -> None:
     (SSH / "config").write_text(ssh_config())
 
 
-def nvml_library() -> t.Optional[Path]:
+def nvml_library() -> Path:
     """The fake NVML library, compiled once for each state of its sources."""
-    builder = NVML / "build.py"
-    if not builder.is_file():
-        say("no tests/bench/nvml/build.py: the images get no NVML library")
-        return None
     folder = CACHE / "nvml" / folder_hash(NVML)
     if not list(folder.glob("libnvidia-ml.so*")):
         with step("compiling the fake NVML library"):
             folder.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run([sys.executable, str(builder), str(folder)], check=False, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, str(NVML / "fake_nvml.py"), "build", str(folder)], check=False, capture_output=True, text=True
+            )
             if done.returncode:
-                raise BenchError(f"{builder} failed: {done.stderr.strip()}")
+                raise BenchError(f"The fake NVML library does not compile: {done.stderr.strip()}")
     return next(f.resolve() for f in sorted(folder.glob("libnvidia-ml.so*")))
 
 

@@ -9,11 +9,19 @@ import contextlib
 import time
 import typing as t
 
-__all__ = ["BenchError", "say", "step", "wait_until"]
+__all__ = ["BenchError", "NotOffered", "say", "step", "wait_until"]
 
 
 class BenchError(Exception):
     """Something a person has to put right; the message says what and how."""
+
+    status = 1
+
+
+class NotOffered(BenchError):
+    """This machine cannot have what was asked for, which is no fault of anybody."""
+
+    status = 3
 
 
 def say(text: str) -> None:

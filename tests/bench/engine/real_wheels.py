@@ -102,7 +102,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def fill(folder: Path, python: t.Optional[str]) -> None:
-    """Download beside the folder, then put it in its place in one step, marker included."""
+    """Download beside the folder, then move the files into it, the marker last."""
     python = python or find_python()
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -115,9 +115,19 @@ def fill(folder: Path, python: t.Optional[str]) -> None:
     (partial / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides()), encoding="utf-8")
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     (partial / MARKER).write_text(json.dumps({"made_from": wanted(), "files": sizes}, indent=1), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    publish(partial, folder)
     say(f"{len(sizes)} files, {sum(sizes.values()) / 1e6:.0f} MB, in {time.monotonic() - started:.0f} s")
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Replace what the folder holds. The folder itself stays: containers that have it mounted would go on seeing a removed one."""
+    folder.mkdir(exist_ok=True)
+    (folder / MARKER).unlink(missing_ok=True)
+    for stale in folder.iterdir():
+        stale.unlink()
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == MARKER):
+        path.rename(folder / path.name)
+    partial.rmdir()
 
 
 def find_python() -> str:

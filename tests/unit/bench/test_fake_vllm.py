@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -23,8 +22,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.diagnose import diagnose
+from support.running import ROOT, load_file
 
-ROOT = Path(__file__).resolve().parents[3]
 ENGINE = ROOT / "tests" / "bench" / "engine"
 MINIMAX = {
     "architectures": ["MiniMaxM2ForCausalLM"],
@@ -175,13 +174,14 @@ def test_memory_decides_the_other_ways_to_die_too(start: Start, minimax: Path, c
     (tmp_path / "nvml").mkdir()
     environment = {**FOUR_GPUS, "FAKE_NVML_DIR": str(tmp_path / "nvml")}
     causes = {}
-    for name, options in {
+    starts: dict[str, dict[str, t.Any]] = {
         "two GPUs": {"tensor_parallel_size": 2},
         "small budget": {**STORY, "gpu_memory_utilization": 0.55},
         "smaller budget": {**STORY, "gpu_memory_utilization": 0.6},
         "more than four": {"tensor_parallel_size": 8},
         "five": {"tensor_parallel_size": 5},
-    }.items():
+    }
+    for name, options in starts.items():
         server = start(minimax, "--config", config(**{"max_num_seqs": 256, **options}), **environment)
         assert server.end() == 1
         causes[name] = diagnose(server.lines()).cause
@@ -314,10 +314,7 @@ def test_draining_answers_what_is_in_flight_and_refuses_the_rest(start: Start, t
 
 
 def test_the_wheel_installs_nothing_but_a_stand_in_for_vllm(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("build_wheel", ENGINE / "build_wheel.py")
-    assert spec and spec.loader
-    builder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(builder)
+    builder = load_file(ENGINE / "build_wheel.py")
     wheel = builder.build(tmp_path, "0.32.1")
     assert wheel.name == "vllm-0.32.1-py3-none-any.whl"
     assert wheel.read_bytes() == builder.build(tmp_path / "again", "0.32.1").read_bytes()

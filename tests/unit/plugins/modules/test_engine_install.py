@@ -16,9 +16,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.running import Answer, environment, module_output
 
-TREE = Path(__file__).resolve().parents[4] / "build" / "tree"
-MODULE = "ansible_collections.gpufleet.vllm.plugins.modules.engine_install"
 PYTHON = "/usr/bin/python3"
 UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
@@ -27,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not Path(PYTHON).exists(), reason=f"there is no {PYTHON}"),
 ]
 
-Answer = dict[str, t.Any]
 Install = t.Callable[..., Answer]
 
 
@@ -65,14 +63,18 @@ def install(tmp_path: Path, wheels: Path, dest: Path) -> Install:
     """Run the module as Ansible does: one process, options as JSON."""
 
     def run(**options: t.Any) -> Answer:
-        arguments = {"dest": str(dest), "package": "tinyengine", "version": "1.0", "python": PYTHON, "uv": UV, "_ansible_diff": True}
-        arguments.update({"find_links": [str(wheels)], "no_index": True, "_ansible_remote_tmp": str(tmp_path), **options})
-        environment = {**os.environ, "PYTHONPATH": str(TREE), "UV_CACHE_DIR": str(tmp_path / "cache"), "UV_HTTP_RETRIES": "0"}
-        command = [sys.executable, "-m", MODULE]
-        stdin = json.dumps({"ANSIBLE_MODULE_ARGS": arguments})
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, check=False, cwd=tmp_path, timeout=60)
-        assert done.stdout, done.stderr
-        return t.cast(Answer, {**json.loads(done.stdout), "whole_output": done.stdout + done.stderr})
+        arguments: Answer = {
+            "dest": str(dest),
+            "package": "tinyengine",
+            "version": "1.0",
+            "python": PYTHON,
+            "uv": UV,
+            "_ansible_diff": True,
+        }
+        arguments.update({"find_links": [str(wheels)], "no_index": True, **options})
+        env = environment(UV_HTTP_RETRIES="0", UV_CACHE_DIR=None)
+        output, errors = module_output("engine_install", tmp_path, env, **arguments)
+        return {**json.loads(output), "whole_output": output + errors}
 
     return run
 
@@ -94,6 +96,12 @@ def test_bytecode_is_there_and_everything_is_readable_for_the_units_user(install
         os.umask(old)
     assert list(dest.glob("lib/python*/site-packages/__pycache__/tinyengine*.pyc"))
     assert all(path.stat().st_mode & 0o004 for path in dest.glob("lib/python*/site-packages/**/*") if path.is_file())
+
+
+def test_files_are_shared_with_the_cache_beside_the_venv(install: Install, dest: Path) -> None:
+    install()
+    assert (dest.parent / ".uv-cache").is_dir()
+    assert all(path.stat().st_nlink > 1 for path in dest.glob("lib/python*/site-packages/tinyengine.py"))
 
 
 def test_a_second_run_changes_nothing_and_needs_no_uv(install: Install) -> None:

@@ -5,27 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[4]
-MODULE = "ansible_collections.gpufleet.vllm.plugins.modules.listener_info"
+from support.running import run_module
 
 
 def test_the_process_that_listens_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        arguments = {"port": server.getsockname()[1], "_ansible_remote_tmp": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "build" / "tree")},
-            check=True,
-        )
-    (listener,) = json.loads(done.stdout)["listeners"]
+        (listener,) = run_module("listener_info", tmp_path, port=server.getsockname()[1])["listeners"]
     assert (listener["address"], listener["pid"]) == ("127.0.0.1", os.getpid())

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import typing as t
@@ -22,23 +20,12 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufleet.vllm.plugins.modules import model_download
+from support.running import ROOT, Answer, environment, load_file, module_command
 
-ROOT = Path(__file__).resolve().parents[4]
 REPOSITORY = "acme/tiny"
 TOKEN = "hf_MARKERsecretMARKER"
-Answer = dict[str, t.Any]
-
-
-def load(name: str) -> t.Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "bench" / "hub" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-fake_hub, make_minimax = load("fake_hub"), load("make_minimax")
+HUB = ROOT / "tests" / "bench" / "hub"
+fake_hub, make_minimax = load_file(HUB / "fake_hub.py"), load_file(HUB / "make_minimax.py")
 
 
 def shard_name(number: int) -> str:
@@ -93,10 +80,13 @@ class Bench:
         return arguments
 
     def start(self, **options: t.Any) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "tree")}
-        command = [sys.executable, "-m", model_download.__name__]
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            module_command("model_download"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
         )
         assert child.stdin
         child.stdin.write(json.dumps({"ANSIBLE_MODULE_ARGS": self.arguments(**options)}))

@@ -19,9 +19,8 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from support.running import ROOT, Answer, environment, run_module
 
-ROOT = Path(__file__).resolve().parents[4]
-MODULE = "ansible_collections.gpufleet.vllm.plugins.modules.vllm_health"
 UNIT = "vllm-tiny.service"
 INVOCATION = "5c" * 16
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128}
@@ -94,27 +93,11 @@ class Unit:
         fresh.write_text("".join(f"{key}={value}\n" for key, value in state.items()))
         fresh.rename(self.folder / "unit")
 
-    def health(self, *, unit: bool = False, check_mode: bool = False, **options: t.Any) -> dict[str, t.Any]:
-        internal = {"_ansible_check_mode": check_mode, "_ansible_remote_tmp": str(self.folder)}
-        arguments = {"url": self.url, "timeout": 20, "unit": UNIT if unit else None, **options, **internal}
-        environment = {
-            **os.environ,
-            "PATH": f"{self.folder}:{os.environ['PATH']}",
-            "FAKE_SYSTEMD": str(self.folder),
-            "PYTHONPATH": str(ROOT / "build" / "tree"),
-            "http_proxy": "http://127.0.0.1:9",
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-            timeout=60,
-        )
-        assert done.stdout, done.stderr
-        return t.cast("dict[str, t.Any]", json.loads(done.stdout))
+    def health(self, *, unit: bool = False, check_mode: bool = False, **options: t.Any) -> Answer:
+        arguments = {"url": self.url, "timeout": 20, "unit": UNIT if unit else None, "_ansible_check_mode": check_mode, **options}
+        path = f"{self.folder}:{os.environ['PATH']}"
+        env = environment(PATH=path, FAKE_SYSTEMD=str(self.folder), http_proxy="http://127.0.0.1:9")
+        return run_module("vllm_health", self.folder, env, **arguments)
 
     def ready(self) -> Unit:
         deadline = time.monotonic() + 20
@@ -147,7 +130,18 @@ def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: Unit) ->
 
 def test_with_a_unit_the_journal_tells_phases_and_progress(unit: Unit) -> None:
     progress = unit.folder / "progress"
-    health = unit.start(script="load-seconds=1.2").health(unit=True, progress_path=str(progress))
+    unit._show("activating", "start-pre", 0)
+
+    def start_it_once_the_module_waits() -> None:
+        end = time.monotonic() + 20
+        while not progress.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        unit.start(script="load-seconds=1.2")
+
+    helper = threading.Thread(target=start_it_once_the_module_waits)
+    helper.start()
+    health = unit.health(unit=True, progress_path=str(progress))
+    helper.join()
     assert health["ready"] and health["notes"] == []
     assert {"loading_weights", "starting_engine"} <= {phase["name"] for phase in health["phases"]}
     assert health["phase"] == "serving" and json.loads(progress.read_text())["what"]

@@ -163,12 +163,19 @@ def test_each_change_is_said_once() -> None:
         ({"max_used": 1, "timeout": 0.1, "stable_samples": 5}, "timeout is 0.1 s"),
         ({"max_used": 1, "interval": 0}, "interval is 0"),
         ({"max_used": 1, "patience": 3}, "no option patience"),
+        ({"max_used": "1G"}, "max_used is '1G'"),
+        ({"max_used": 1, "timeout": [60]}, "timeout is [60]"),
     ],
 )
 def test_a_release_that_waits_wrongly_is_refused_with_78(options: dict[str, t.Any], words: str) -> None:
     bench = Bench([gpu(96)])
     assert bench.run(options) == 78
     assert words in bench.said[-1]
+
+
+def test_numbers_that_came_as_text_are_numbers() -> None:
+    bench = Bench([gpu(90)])
+    assert bench.run({"utilization": "0.9", "timeout": "600", "stable_samples": "4", "interval": "0.05"}) == 0
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_an_impossible_variable_name_is_refused(name: str) -> None:
 
 def test_equal_content_is_the_same_release_and_any_change_another() -> None:
     assert a_release().id == a_release().id
-    changes = [
+    changes: list[dict[str, t.Any]] = [
         {"arguments": {"max-num-seqs": 128}},
         {"gpus": ["GPU-1"]},
         {"model_path": "/models/m/c2"},
@@ -161,3 +161,11 @@ def test_a_restart_is_due_when_the_unit_runs_something_else(
 ) -> None:
     reason = restart_reason(active=active, running=running, release_id=release_id, unit_sha256=unit_sha256)
     assert reason is None if expected is None else expected in str(reason)
+
+
+def test_a_restart_is_due_when_the_release_was_written_anew_under_the_same_name() -> None:
+    started_with: dict[str, t.Any] = {**RUNNING, "written": "17-1"}
+    same = restart_reason(active=True, running=started_with, release_id="r1", unit_sha256="u1", written="17-1")
+    anew = restart_reason(active=True, running=started_with, release_id="r1", unit_sha256="u1", written="18-2")
+    assert same is None
+    assert "was edited and is written anew" in str(anew)

@@ -115,7 +115,7 @@ def test_credentials_of_an_index_are_starred_out_of_what_uv_says() -> None:
 
 
 def test_indexes_with_credentials_reach_uv_outside_its_arguments() -> None:
-    environment = venv.uv_environment(INDEX, "/opt/gpufleet/python")
+    environment = venv.uv_environment(INDEX, "/opt/gpufleet/python", "/opt/gpufleet/engines/.uv-cache")
     assert environment["UV_DEFAULT_INDEX"] == INDEX.index_url
     assert "s3cret" not in " ".join(venv.install_command("uv", "/opt/e", SPEC, INDEX, "overrides.txt"))
 

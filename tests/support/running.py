@@ -1,0 +1,67 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run modules of the collection as Ansible does, and load the bench's programs, which are files of their own and in no package."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+
+__all__ = ["HOST_PROGRAM", "ROOT", "TREE", "Answer", "environment", "load_file", "module_command", "module_output", "run_module"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# A folder of collections whose gpufleet.vllm is a link back to the checkout.
+TREE = ROOT / "playbooks" / "collections"
+HOST_PROGRAM = ROOT / "roles" / "host" / "files" / "gpufleet_host.py"
+Answer = dict[str, t.Any]
+
+
+def load_file(path: Path, name: str = "") -> t.Any:
+    """A Python file as a module, loaded once under its name."""
+    name = name or path.stem
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def module_command(name: str) -> list[str]:
+    """The command line of one module, for an environment with PYTHONPATH; the options are expected on its input."""
+    return [sys.executable, "-m", f"ansible_collections.gpufleet.vllm.plugins.modules.{name}"]
+
+
+def environment(**changes: t.Optional[str]) -> dict[str, str]:
+    """This process's variables and the collection on Python's path, with changes; None takes a variable away."""
+    merged = {**os.environ, "PYTHONPATH": str(TREE), **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def module_output(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, **options: t.Any) -> tuple[str, str]:
+    """What one module prints and complains, in a process of its own."""
+    arguments = {"_ansible_remote_tmp": str(folder), **options}
+    done = subprocess.run(
+        module_command(name),
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        env=env or environment(),
+        check=False,
+        cwd=folder,
+        timeout=60,
+    )
+    return done.stdout, done.stderr
+
+
+def run_module(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, **options: t.Any) -> Answer:
+    """The result of one module."""
+    output, errors = module_output(name, folder, env, **options)
+    assert output, errors
+    return t.cast(Answer, json.loads(output))

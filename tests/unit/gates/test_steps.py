@@ -1,0 +1,34 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The scenario with the real engine is left out only where that engine is not offered. A small program stands in for bench.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gates import steps
+from gates.report import Step, run_step
+
+PROGRAM = "import sys; print('[bench] ERROR: {said}', file=sys.stderr); sys.exit({status})"
+
+
+def outcome_of_filling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, said: str) -> tuple[bool, str]:
+    program = tmp_path / "bench.py"
+    program.write_text(PROGRAM.format(said=said, status=status))
+    monkeypatch.setattr(steps, "BENCH", str(program))
+    outcome = run_step(Step("real_engine", "the wheels", steps.fill_engine_wheels))
+    return outcome.failed, outcome.skipped
+
+
+def test_it_is_skipped_with_the_reason_where_the_engine_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_of_filling(tmp_path, monkeypatch, 3, "no torch for it") == (False, "no torch for it")
+
+
+def test_any_other_failure_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_of_filling(tmp_path, monkeypatch, 1, "no network") == (True, "")
+
+
+def test_it_goes_on_where_the_wheels_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_of_filling(tmp_path, monkeypatch, 0, "") == (False, "")
