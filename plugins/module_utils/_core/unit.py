@@ -10,7 +10,7 @@ import typing as t
 from .effects import Runner
 from .errors import VllmError
 
-__all__ = ["UnitState", "show_unit"]
+__all__ = ["UnitState", "is_asked_to_stop", "show_unit"]
 
 _PROPERTIES = (
     "LoadState,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainCode,ExecMainStatus,NRestarts,InvocationID,Job,NeedDaemonReload,"
@@ -100,6 +100,12 @@ def show_unit(runner: Runner, unit: str) -> UnitState:
         unit_file_state=shown.get("UnitFileState", ""),
         control_group=shown.get("ControlGroup", ""),
     )
+
+
+def is_asked_to_stop(runner: Runner, unit: str) -> bool:
+    """Whether somebody wants the unit stopped or restarted right now, as seen from its own ExecStopPost."""
+    jobs = runner(["systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", "--", unit]).out.splitlines()
+    return any(job.split()[2:3] in (["stop"], ["restart"]) for job in jobs)
 
 
 def _number(shown: t.Mapping[str, str], name: str) -> int:

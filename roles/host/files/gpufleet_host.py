@@ -21,7 +21,7 @@ import typing as t
 from pathlib import Path
 
 from gpufleet_host import _nvml
-from gpufleet_host._core import diagnose, gpu_wait, journal
+from gpufleet_host._core import diagnose, gpu_wait, journal, unit
 from gpufleet_host._core.effects import CommandResult
 from gpufleet_host._core.errors import VllmError
 from gpufleet_host._core.host_files import HostFiles, unit_name, write_json
@@ -67,11 +67,13 @@ def serve(files: HostFiles) -> int:
 
 def record_failure(files: HostFiles) -> int:
     """ExecStopPost: nothing for a stop that was asked for; else the cause, which blocks the release where trying again cannot help."""
-    if os.environ.get("EXIT_STATUS") == str(EX_CONFIG) or not journal.unasked_stop(os.environ):
+    unit_of_it = unit_name(files.deployment)
+    refused = os.environ.get("EXIT_STATUS") == str(EX_CONFIG)
+    if refused or not journal.unasked_stop(os.environ) or unit.is_asked_to_stop(run_command, unit_of_it):
         return 0
     release = files.current_release()
     invocation = os.environ["INVOCATION_ID"]
-    lines = journal.read_invocation(run_command, unit_name(files.deployment), invocation)
+    lines = journal.read_invocation(run_command, unit_of_it, invocation)
     finding = diagnose.diagnose(lines)
     if finding.cause == "stopped":
         return 0

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.effects import CommandResult
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.journal import read_entries, read_invocation, unasked_stop
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.unit import show_unit
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.unit import is_asked_to_stop, show_unit
 
 INVOCATION = "0f" * 16
 RECORDED = f"""LoadState=loaded
@@ -104,3 +104,16 @@ def test_an_unreadable_journal_names_the_unit() -> None:
 )
 def test_only_an_end_by_request_is_left_alone(result: str, status: str, unasked: bool) -> None:
     assert unasked_stop({"SERVICE_RESULT": result, "EXIT_STATUS": status}) is unasked
+
+
+@pytest.mark.parametrize(
+    ("jobs", "asked"),
+    [
+        ("412 vllm-m.service stop running\n", True),
+        ("412 vllm-m.service restart running\n", True),
+        ("412 vllm-m.service start running\n", False),
+        ("", False),
+    ],
+)
+def test_a_stop_that_was_asked_for_is_told_from_a_death_by_the_job(jobs: str, asked: bool) -> None:
+    assert is_asked_to_stop(Recorded(jobs), "vllm-m.service") is asked
