@@ -81,10 +81,11 @@ from ..module_utils._core import (
     nvml_minimal,
     phases,
     procs,
+    unit,
 )
 from ..module_utils._zipapp import zip_application
 
-_CORE = (diagnose, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs)
+_CORE = (diagnose, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
 
 
 def _source(part: t.Any) -> str:

@@ -13,7 +13,7 @@ import sys
 import typing as t
 from pathlib import Path
 
-__all__ = ["HOST_PROGRAM", "ROOT", "TREE", "Answer", "environment", "load_file", "module_command", "module_output", "run_module"]
+__all__ = ["HOST_PROGRAM", "ROOT", "TREE", "Answer", "environment", "load_file", "module_command", "read_answer", "run_module"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # A folder of collections whose gpufleet.vllm is a link back to the checkout.
@@ -44,8 +44,15 @@ def environment(**changes: t.Optional[str]) -> dict[str, str]:
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def module_output(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, **options: t.Any) -> tuple[str, str]:
-    """What one module prints and complains, in a process of its own."""
+def read_answer(output: str) -> Answer:
+    """A module's printed result as the controller shows it: newer Ansible hands it the secrets to mask in a field of their own."""
+    answer: Answer = json.loads(output)
+    answer.pop("_ansible_new_secrets", None)
+    return answer
+
+
+def run_module(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, **options: t.Any) -> Answer:
+    """The result of one module in a process of its own."""
     arguments = {"_ansible_remote_tmp": str(folder), **options}
     done = subprocess.run(
         module_command(name),
@@ -57,11 +64,5 @@ def module_output(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] 
         cwd=folder,
         timeout=60,
     )
-    return done.stdout, done.stderr
-
-
-def run_module(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, **options: t.Any) -> Answer:
-    """The result of one module."""
-    output, errors = module_output(name, folder, env, **options)
-    assert output, errors
-    return t.cast(Answer, json.loads(output))
+    assert done.stdout and not done.stderr, done.stderr
+    return read_answer(done.stdout)

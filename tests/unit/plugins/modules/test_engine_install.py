@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.running import Answer, environment, module_output
+from support.running import Answer, environment, run_module
 
 PYTHON = "/usr/bin/python3"
 UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -73,8 +73,7 @@ def install(tmp_path: Path, wheels: Path, dest: Path) -> Install:
         }
         arguments.update({"find_links": [str(wheels)], "no_index": True, **options})
         env = environment(UV_HTTP_RETRIES="0", UV_CACHE_DIR=None)
-        output, errors = module_output("engine_install", tmp_path, env, **arguments)
-        return {**json.loads(output), "whole_output": output + errors}
+        return run_module("engine_install", tmp_path, env, **arguments)
 
     return run
 
@@ -190,7 +189,7 @@ def test_credentials_of_an_index_are_in_no_result(install: Install) -> None:
     for options in ({"index_url": address}, {"extra_index_urls": [address.replace("reader:", "")]}, {"find_links": [address]}):
         answer = install(**{"find_links": [], "no_index": False, **options})
         assert answer["failed"]
-        assert "m4rker" not in answer["whole_output"]
+        assert "m4rker" not in json.dumps(answer)
 
 
 def test_a_run_waits_for_another_one_only_as_long_as_it_is_told(install: Install, dest: Path) -> None:

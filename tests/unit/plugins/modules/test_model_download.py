@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufleet.vllm.plugins.modules import model_download
-from support.running import ROOT, Answer, environment, load_file, module_command
+from support.running import ROOT, Answer, environment, load_file, module_command, read_answer
 
 REPOSITORY = "acme/tiny"
 TOKEN = "hf_MARKERsecretMARKER"
@@ -106,8 +106,8 @@ class Bench:
         return self._read(printed.getvalue())
 
     def _read(self, output: str) -> Answer:
-        assert TOKEN not in output
-        answer: Answer = json.loads(output)
+        answer = read_answer(output)
+        assert TOKEN not in json.dumps(answer)
         return answer
 
 
