@@ -86,7 +86,7 @@ def hub(tmp_path: Path) -> t.Iterator[t.Any]:
 
 
 def test_progress_is_shown_a_lost_connection_survived_and_a_second_run_is_plain(hub: t.Any, tmp_path: Path) -> None:
-    hub.control({"faults": [{"match": "/cdn/", "rate": 280_000}]})
+    hub.control({"faults": [{"match": "/cdn/", "rate": 90_000}]})
     (tmp_path / "connection").mkdir()
     (tmp_path / "connection" / "flaky.py").write_text(FLAKY_CONNECTION)
     play = tmp_path / "play.yml"
