@@ -27,6 +27,18 @@ UNITS = "systemctl --no-pager --no-legend --plain --all list-units 'vllm-*.servi
 Variables = t.Mapping[str, t.Any]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: left out of `make test`, which takes a sample; `make test-all` runs it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A sample is what CI and people run often, so it leaves out what other steps of a scenario show in part."""
+    if os.environ.get("GPUFLEET_SAMPLE"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="a sample: `make test-all` runs it"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> t.Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

@@ -18,8 +18,8 @@ from gates.demo import demo
 from gates.report import Report, Step
 
 
-def every_step(options: argparse.Namespace) -> list[Step]:
-    return [*steps.lint(), *steps.sanity(), *steps.units(), *steps.artefact(), *steps.molecule(steps.scenarios())]
+def every_step(sample: bool) -> list[Step]:
+    return [*steps.lint(), *steps.sanity(), *steps.units(), *steps.artefact(), *steps.molecule(steps.scenarios(), sample=sample)]
 
 
 def molecule(options: argparse.Namespace) -> list[Step]:
@@ -33,8 +33,8 @@ TARGETS: dict[str, t.Callable[[argparse.Namespace], list[Step]]] = {
     "build": lambda options: steps.artefact(),
     "molecule": molecule,
     "bench": lambda options: steps.bench(),
-    "test": every_step,
-    "test-all": lambda options: [*every_step(options), *steps.bench()],
+    "test": lambda options: every_step(sample=True),
+    "test-all": lambda options: [*every_step(sample=False), *steps.bench()],
 }
 
 

@@ -108,9 +108,10 @@ def scenarios() -> list[str]:
     return sorted(names, key=lambda name: (name != "default", name))
 
 
-def molecule(names: t.Sequence[str], keep: bool = False) -> list[Step]:
-    """One step a scenario in one life of the containers, and their end unless they are to be kept."""
-    steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), MOLECULE) for name in names]
+def molecule(names: t.Sequence[str], keep: bool = False, sample: bool = False) -> list[Step]:
+    """One step a scenario, and the end of the containers unless they are to be kept. A sample leaves out tests marked long."""
+    environment = {**MOLECULE, "GPUFLEET_SAMPLE": "1" if sample else ""}
+    steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), environment) for name in names]
     last = Step("molecule: remove containers", "the end of the fleet", fixed(tool("python", BENCH, "down", "molecule")), ON_PATH)
     return steps if keep else [*steps, last]
 

@@ -7,6 +7,8 @@ import json
 import re
 import typing as t
 
+import pytest
+
 if t.TYPE_CHECKING:
     from molecule.conftest import Operator
 
@@ -56,6 +58,7 @@ def test_the_same_command_again_touches_nothing_and_fetches_nothing(operator: Op
     assert [request for request in requests if "/revision/main" not in request] == []
 
 
+@pytest.mark.long
 def test_check_mode_finds_nothing_to_do(operator: Operator) -> None:
     play = operator.play("deploy-minimax", "--check", "--diff")
     assert (play.status, play.changed) == (0, NOTHING)
@@ -114,6 +117,7 @@ def test_a_play_that_was_killed_before_the_restart_is_completed_by_the_next(oper
     assert shown(host, UNIT, "MainPID") != before
 
 
+@pytest.mark.long
 def test_stop_frees_the_gpus_and_leaves_the_other_deployment_alone(operator: Operator) -> None:
     host = operator.hosts["gpu1"]
     second = shown(host, SECOND, "MainPID")
@@ -128,6 +132,7 @@ def test_stop_frees_the_gpus_and_leaves_the_other_deployment_alone(operator: Ope
     assert operator.play("stop", variables=variables).changed == NOTHING
 
 
+@pytest.mark.long
 def test_a_deployment_after_a_stop_serves_again(operator: Operator) -> None:
     play = operator.play("deploy-minimax")
     assert play.status == 0

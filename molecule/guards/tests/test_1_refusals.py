@@ -79,6 +79,7 @@ def test_stopping_what_was_never_deployed_changes_nothing(operator: Operator) ->
     assert operator.on_all(FOOTPRINT) == before
 
 
+@pytest.mark.long
 def test_check_mode_tells_what_would_be_done_and_does_nothing(operator: Operator) -> None:
     before = operator.on_all(FOOTPRINT)
     play = operator.play("deploy-minimax", "--check", "--diff")
