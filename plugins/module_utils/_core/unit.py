@@ -45,8 +45,11 @@ class UnitState(t.NamedTuple):
 
     @property
     def is_settling(self) -> bool:
-        """Something is under way that decides what comes next: a queued job, or a stop."""
-        return self.job != 0 or self.active_state == "deactivating"
+        """Something is under way that decides what comes next: a queued job, or a stop.
+
+        The job of a start lasts as long as its ExecStartPre commands, so it says no more than that they run.
+        """
+        return (self.job != 0 and not self.is_preparing) or self.active_state == "deactivating"
 
     @property
     def waits_for_restart(self) -> bool:

@@ -117,3 +117,9 @@ def test_only_an_end_by_request_is_left_alone(result: str, status: str, unasked:
 )
 def test_a_stop_that_was_asked_for_is_told_from_a_death_by_the_job(jobs: str, asked: bool) -> None:
     assert is_asked_to_stop(Recorded(jobs), "vllm-m.service") is asked
+
+
+def test_a_start_that_still_waits_for_its_gpus_is_preparing_although_its_job_is_not_done() -> None:
+    waiting = RECORDED.replace("auto-restart", "start-pre") + "Job=77\n"
+    state = show_unit(Recorded(waiting), "vllm-m.service")
+    assert state.is_preparing and not state.is_settling
