@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ._core.durable import replace_file
 from ._core.effects import CommandResult
 from ._core.errors import VllmError
 from ._core.venv import (
@@ -160,13 +161,7 @@ class Venv:
 
     def _write_marker(self, marker: Marker) -> None:
         """Beside, to the disk, then into its place in one step."""
-        staged = self.dest / f"{MARKER}.new"
-        with staged.open("w", encoding="utf-8") as file:
-            file.write(marker.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        staged.chmod(0o644)
-        staged.replace(self.marker_path)
+        replace_file(self.marker_path, marker.to_json())
 
 
 def _try_lock(file: t.IO[str]) -> bool:

@@ -70,6 +70,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils import _nvml
 from ..module_utils._core import (
     diagnose,
+    durable,
     effects,
     errors,
     failures,
@@ -85,7 +86,7 @@ from ..module_utils._core import (
 )
 from ..module_utils._zipapp import zip_application
 
-_CORE = (diagnose, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
+_CORE = (diagnose, durable, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
 
 
 def _source(part: t.Any) -> str:

@@ -150,13 +150,13 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils._core.effects import CommandResult
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.host_files import HostFiles, read_json, unit_name
 from ..module_utils._core.release import Release, deployment_name, engine_yaml
 from ..module_utils._core.release_store import ReleaseStore
 from ..module_utils._core.restart import restart_reason
 from ..module_utils._core.unit import UnitState, show_unit
+from ..module_utils._host import module_runner
 
 
 def release_of(params: t.Mapping[str, t.Any]) -> Release:
@@ -224,7 +224,7 @@ def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> 
 def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
     """What has to happen to the unit."""
     files = HostFiles(release.deployment)
-    state = show_unit(lambda argv: CommandResult(*module.run_command(list(argv))), unit_name(release.deployment))
+    state = show_unit(module_runner(module), unit_name(release.deployment))
     active = state.active_state in ("active", "activating", "reloading", "deactivating")
     reason = restart_reason(
         active=active,

@@ -9,8 +9,6 @@ by one rename, a repair file by file under a receipt that calls itself incomplet
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import typing as t
 from pathlib import Path
@@ -19,6 +17,7 @@ from . import download_verdicts as verdicts
 from .download_job import Effects, Request
 from .download_staging import Staging, make_folders, size_of
 from .download_survey import Survey, Surveyor
+from .durable import sync
 from .hub import COMMIT, FileSpec, Hub
 from .receipt import RECEIPT_NAME, Receipt, identify, read_receipt, write_receipt
 from .snapshot import Selection, unexpected
@@ -149,14 +148,14 @@ class _Download:
         """Move proven files into place; the receipt that makes them count follows, or travels along with a new folder."""
         self.staging.forget_client()
         for spec in survey.wanting():
-            _flush(self.staging.folder / spec.path)
+            sync(self.staging.folder / spec.path)
         if _holds_something(self.folder):
             self._swap_in(survey, receipt)
         else:
             write_receipt(self.staging.folder, self._receipt_of(survey, None))
             self.surveyor.settle(self.staging.folder, ())
             self.staging.folder.rename(self.folder)
-        _flush(self.folder.parent)
+        sync(self.folder.parent)
 
     def _swap_in(self, survey: Survey, receipt: t.Optional[Receipt]) -> None:
         """Replace files one by one; until the last, the receipt calls the folder incomplete."""
@@ -222,15 +221,3 @@ class _Download:
 
 def _holds_something(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or folder to the disk, so that a loss of power cannot undo what the receipt says."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)

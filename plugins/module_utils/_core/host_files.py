@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import typing as t
 from pathlib import Path
 
+from .durable import replace_file
 from .errors import VllmError
 
 __all__ = ["HostFiles", "read_json", "unit_name", "write_json"]
@@ -39,16 +39,7 @@ def read_json(path: Path) -> t.Optional[dict[str, t.Any]]:
 
 def write_json(path: Path, content: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
     """Replace a file in one step."""
-    staged = path.with_name(f".{path.name}.partial")
-    staged.unlink(missing_ok=True)
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), mode)
-        json.dump(content, file, indent=2, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    staged.rename(path)
+    replace_file(path, json.dumps(content, indent=2, sort_keys=True) + "\n", mode)
 
 
 class HostFiles(t.NamedTuple):

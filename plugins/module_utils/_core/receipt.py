@@ -10,10 +10,10 @@ inode and device are those of the moment of proof, so a second run costs one sta
 from __future__ import annotations
 
 import json
-import os
 import typing as t
 from pathlib import Path
 
+from .durable import replace_file
 from .hub import FileSpec
 
 __all__ = ["RECEIPT_NAME", "Entry", "Receipt", "identify", "read_receipt", "write_receipt"]
@@ -77,13 +77,7 @@ def read_receipt(folder: Path) -> t.Optional[Receipt]:
 def write_receipt(folder: Path, receipt: Receipt) -> Path:
     """Put the receipt into the folder in one step, safe against a loss of power."""
     target = folder / RECEIPT_NAME
-    draft = folder / f"{RECEIPT_NAME}.new"
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(_encode(receipt), file, separators=(",", ":"))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.chmod(0o644)
-    draft.replace(target)
+    replace_file(target, json.dumps(_encode(receipt), separators=(",", ":")))
     return target
 
 

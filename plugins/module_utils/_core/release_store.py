@@ -10,6 +10,7 @@ import shutil
 import typing as t
 from pathlib import Path
 
+from .durable import sync, write_file
 from .errors import VllmError
 from .release import Release
 
@@ -71,17 +72,17 @@ class ReleaseStore:
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True, mode=0o755)
         for name, (text, mode) in release.files().items():
-            _write_synced(staged / name, text, mode)
+            write_file(staged / name, text, mode)
         for name, target in release.links().items():
             (staged / name).symlink_to(target)
         staged.chmod(0o755)
-        _sync_folder(staged)
+        sync(staged)
         backup = None
         if final.exists():
             backup = f"{final}.drift-{backup_suffix}"
             final.rename(backup)
         staged.rename(final)
-        _sync_folder(self.releases)
+        sync(self.releases)
         return backup
 
     def switch(self, release_id: str) -> None:
@@ -96,21 +97,4 @@ class ReleaseStore:
         staged.unlink(missing_ok=True)
         staged.symlink_to(Path("releases") / release_id)
         staged.rename(self.folder / name)
-        _sync_folder(self.folder)
-
-
-def _write_synced(path: Path, text: str, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(self.folder)
