@@ -20,3 +20,17 @@ attributes:
     platforms: linux
     support: full
 """
+
+    READ_ONLY = r"""
+attributes:
+  diff_mode:
+    support: none
+    details: Changes nothing.
+"""
+
+    PROGRESS = r"""
+options:
+  progress_path:
+    description: Where progress is written as one JSON object, replaced atomically. The action plugin sets it.
+    type: path
+"""

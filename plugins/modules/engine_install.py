@@ -92,9 +92,6 @@ attributes:
     support: full
   diff_mode:
     support: full
-  platform:
-    support: full
-    platforms: linux
 author:
   - The gpufleet.vllm contributors (@gpufleet)
 """

@@ -37,16 +37,11 @@ options:
     default: 30.0
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.read_only
 attributes:
   check_mode:
     support: full
     details: Reads only.
-  diff_mode:
-    support: none
-    details: Changes nothing.
-  platform:
-    support: full
-    platforms: linux
 requirements:
   - The NVIDIA driver with C(libnvidia-ml.so.1).
   - nvidia-ml-py >= 12.555 (optional)

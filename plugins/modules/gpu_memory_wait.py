@@ -56,21 +56,14 @@ options:
     description: How many seconds NVML may take for one answer before it counts as hung.
     type: float
     default: 30.0
-  progress_path:
-    description: Where progress is written as one JSON object, replaced atomically. The action plugin sets it.
-    type: path
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.read_only
+  - gpufleet.vllm.attributes.progress
 attributes:
   check_mode:
     support: full
     details: Takes one reading and reports it without waiting, and does not fail where memory is held.
-  diff_mode:
-    support: none
-    details: Changes nothing.
-  platform:
-    support: full
-    platforms: linux
 requirements:
   - The NVIDIA driver with C(libnvidia-ml.so.1).
   - nvidia-ml-py >= 12.555 (optional)

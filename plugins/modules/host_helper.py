@@ -34,9 +34,6 @@ attributes:
     support: full
   diff_mode:
     support: full
-  platform:
-    support: full
-    platforms: linux
 author:
   - The gpufleet.vllm contributors (@gpufleet)
 """

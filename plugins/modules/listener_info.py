@@ -21,16 +21,11 @@ options:
     type: int
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.read_only
 attributes:
   check_mode:
     support: full
     details: Changes nothing.
-  diff_mode:
-    support: none
-    details: Changes nothing.
-  platform:
-    support: full
-    platforms: linux
 notes:
   - Run it as root. The holder of a socket of another user is not visible otherwise.
   - A port that is bound but does not listen yet is not listed. vLLM binds its port long before it listens.

@@ -103,16 +103,14 @@ options:
     description: The mode of files. Folders get the same, and whoever may read may enter them.
     type: str
     default: u=rwX,go=rX
-  progress_path:
-    description: Where progress is written as one JSON object, replaced atomically. The action plugin sets it.
-    type: path
-extends_documentation_fragment: [gpufleet.vllm.attributes]
+extends_documentation_fragment:
+  - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.progress
 attributes:
   check_mode:
     support: full
   diff_mode:
     support: full
-  platform: {}
 seealso:
   - module: gpufleet.vllm.vllm_release
 author: The gpufleet.vllm contributors (@gpufleet)

@@ -69,21 +69,14 @@ options:
   ca_path:
     description: PEM file with the CA that signed the server's certificate.
     type: path
-  progress_path:
-    description: Where progress is written as one JSON object, replaced atomically. The action plugin sets it.
-    type: path
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
+  - gpufleet.vllm.attributes.read_only
+  - gpufleet.vllm.attributes.progress
 attributes:
   check_mode:
     support: full
     details: Looks once and reports the level, without waiting; a server that is not ready is no failure then.
-  diff_mode:
-    support: none
-    details: Changes nothing.
-  platform:
-    support: full
-    platforms: linux
 notes:
   - Run it as root where O(unit) is given. The journal and the owner of the port are not visible otherwise.
   - A vLLM server listens only when its model is loaded. Until then every connection is refused, which says nothing.

@@ -69,9 +69,6 @@ attributes:
   diff_mode:
     support: full
     details: Values of O(api_keys) are left out.
-  platform:
-    support: full
-    platforms: linux
 seealso:
   - module: gpufleet.vllm.vllm_health
 author:
