@@ -13,14 +13,21 @@ from ansible.module_utils.basic import AnsibleModule
 __all__ = ["settler"]
 
 
-def settler(module: AnsibleModule) -> t.Callable[[Path], bool]:
-    """A function that gives a path the module's ``owner``, ``group`` and ``mode`` and says whether that changes anything."""
+def settler(module: AnsibleModule) -> t.Callable[[Path, bool], bool]:
+    """A function that gives a path the module's ``owner``, ``group`` and ``mode`` and says whether that changes anything.
+
+    With ``ask`` it only says so, as it always does in check mode.
+    """
     owner, group, mode = (module.params[name] for name in ("owner", "group", "mode"))
 
-    def settle(path: Path) -> bool:
-        changed = module.set_owner_if_different(str(path), owner, False)
-        changed = module.set_group_if_different(str(path), group, changed)
-        return bool(module.set_mode_if_different(str(path), _folder_mode(mode) if path.is_dir() else mode, changed))
+    def settle(path: Path, ask: bool) -> bool:
+        asked, module.check_mode = module.check_mode, module.check_mode or ask
+        try:
+            changed = module.set_owner_if_different(str(path), owner, False)
+            changed = module.set_group_if_different(str(path), group, changed)
+            return bool(module.set_mode_if_different(str(path), _folder_mode(mode) if path.is_dir() else mode, changed))
+        finally:
+            module.check_mode = asked
 
     return settle
 

@@ -18,12 +18,14 @@ description:
   - Only files that are missing or bad are fetched again, and files an interrupted run had finished are kept.
   - A receipt in the folder binds the proof to each file's identity (size, times, inode), so a second run reads no file.
     With a full commit as O(revision) it sends no request either, with a branch or tag just one.
+  - A new commit gets a folder of its own where O(dest) says so with C({commit}). What another commit's folder holds already is shared
+    with it by hard links, so only what changed is fetched. A folder that holds one commit is never turned into another.
   - A hub that cannot be reached is a failure, whatever lies in the folder.
   - Run as a task, it shows its progress on the controller.
   - "In check mode only metadata is requested and nothing is written. The same errors come up: access denied, disk too small, revision
     unknown. With O(verify=receipt), files whose proof has lapsed are not hashed in check mode; they count as a change."
 requirements:
-  - huggingface_hub on the Python that runs the module, where something is to be fetched
+  - huggingface_hub on the Python that runs the module, where something is to be fetched from a hub
 options:
   repo_id:
     description: The repository, as C(organisation/name).
@@ -43,6 +45,13 @@ options:
       - The Xet protocol is used with the public Hub only, since it would go past a mirror.
     type: str
     default: https://huggingface.co
+  source:
+    description:
+      - A folder on the host to copy from, instead of a Hub. The copy is proven like a download.
+      - It may be another host's model folder with its receipt, the Hub client's cache or a folder that C(hf download --local-dir) made, or
+        any folder with a file C(SHA256SUMS). The last needs a full commit as O(revision).
+      - A folder that knows no hashes is accepted with O(verify=structure) only.
+    type: path
   token:
     description: An access token. It appears in no argument list, log or result, and goes to the endpoint's own host only.
     type: str
@@ -61,12 +70,18 @@ options:
     type: list
     elements: str
     default: []
+  load_format:
+    description:
+      - The C(--load-format) that vLLM is going to use. With V(mistral) the C(consolidated) weights are the wanted ones, else those of
+        C(model.safetensors.index.json). Never both.
+    type: str
+    default: auto
   verify:
     description:
       - How files that are there already are proven.
       - V(receipt) trusts the record of an earlier proof for each file that is still the same one, and hashes the others.
       - V(structure) reads the safetensors headers. It finds what is truncated, foreign or missing, but no changed byte in the data.
-      - V(sha256) hashes everything, on all cores.
+      - V(sha256) hashes everything, on all cores. The page cache is left as it was, for those who serve from it.
     type: str
     choices: [receipt, structure, sha256]
     default: receipt
@@ -74,6 +89,18 @@ options:
     description: How many files are fetched at the same time.
     type: int
     default: 8
+  bandwidth_limit:
+    description:
+      - The most bytes a second that this host fetches or copies, for instance V(200MB). By default there is no limit.
+      - With a limit the Xet protocol is not used.
+    type: bytes
+  remove_unexpected:
+    description:
+      - Remove weights and partial files in the folder that are no part of the snapshot, and what interrupted downloads of other commits
+        left.
+      - What a process has open stays. Without this they are reported and left alone.
+    type: bool
+    default: false
   offline:
     description: Prove what is there without a network, by the receipt or else by the index and the headers.
     type: bool
@@ -179,6 +206,12 @@ repaired:
   elements: str
   returned: success
   sample: [model-00073-of-00126.safetensors]
+linked:
+  description: The files that another commit's folder held already and that are shared with it now, or in check mode would be.
+  type: list
+  elements: str
+  returned: success
+  sample: [model-00001-of-00126.safetensors]
 left_out:
   description: Files of the repository that hold the same weights once more and are therefore not wanted.
   type: list
@@ -211,10 +244,33 @@ shards:
       elements: str
       sample: []
     unexpected:
-      description: Other weights and leftovers of downloads in the folder. They are left alone.
+      description: Other weights and partial files in the folder that were left alone.
       type: list
       elements: str
       sample: []
+tensors_unindexed:
+  description: Tensors that a shard holds and the index does not name, among the shards whose headers were read in this run.
+  type: list
+  elements: str
+  returned: success
+  sample: []
+leftovers:
+  description: What interrupted downloads of other commits left beside the folder.
+  type: list
+  elements: str
+  returned: success
+  sample: []
+removed:
+  description: What O(remove_unexpected) removed, or in check mode would remove.
+  type: list
+  elements: str
+  returned: success
+  sample: []
+msg:
+  description: All of it in one sentence, or why it failed and what to do.
+  type: str
+  returned: always
+  sample: "134 files, 230.1 GB, proven by sha256."
 verified:
   description: The level that the wanted files were proven at in this run.
   type: str
@@ -239,8 +295,8 @@ code:
   description:
     - Why it failed, as a stable word.
     - One of V(access_denied), V(client_missing), V(damaged), V(disk_full), V(hashes_unknown), V(hub_unreachable), V(incomplete), V(locked),
-      V(nothing_selected), V(other_repository), V(repository_inconsistent), V(repository_not_found), V(revision_not_found),
-      V(token_unreadable).
+      V(nothing_selected), V(other_commit), V(other_repository), V(repository_inconsistent), V(repository_not_found),
+      V(revision_not_found), V(source_missing), V(token_unreadable).
   type: str
   returned: failure
   sample: hub_unreachable
@@ -266,24 +322,32 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufleet.vllm.plugins.module_utils._attributes import settler
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.download import download
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.download_job import Effects, Request
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.download_job import Effects, Fetch, Request, Source, lock_of
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.download_verdicts import remarks
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.folder_source import FolderCopier, FolderSource
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.hub import DEFAULT_ENDPOINT, Hub
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.throttle import Throttle
 from ansible_collections.gpufleet.vllm.plugins.module_utils._http import http_transport
-from ansible_collections.gpufleet.vllm.plugins.module_utils._hub_client import HubClient, writer_lock
+from ansible_collections.gpufleet.vllm.plugins.module_utils._hub_client import HubClient
 from ansible_collections.gpufleet.vllm.plugins.module_utils._progress import progress_writer
+from ansible_collections.gpufleet.vllm.plugins.module_utils._writer_lock import try_writer_lock, writer_lock
 
 ARGUMENTS = {
     "repo_id": {"type": "str", "required": True},
     "revision": {"type": "str", "default": "main"},
     "dest": {"type": "path", "required": True},
     "endpoint": {"type": "str", "default": DEFAULT_ENDPOINT},
+    "source": {"type": "path"},
     "token": {"type": "str", "no_log": True},
     "token_file": {"type": "path", "no_log": False},
     "include": {"type": "list", "elements": "str", "default": []},
     "exclude": {"type": "list", "elements": "str", "default": []},
+    "load_format": {"type": "str", "default": "auto"},
     "verify": {"type": "str", "choices": ["receipt", "structure", "sha256"], "default": "receipt"},
     "max_workers": {"type": "int", "default": 8},
+    "bandwidth_limit": {"type": "bytes"},
+    "remove_unexpected": {"type": "bool", "default": False},
     "offline": {"type": "bool", "default": False},
     "retry_timeout": {"type": "int", "default": 300},
     "stall_timeout": {"type": "int", "default": 120},
@@ -294,12 +358,19 @@ ARGUMENTS = {
     "mode": {"type": "str", "default": "u=rwX,go=rX"},
     "progress_path": {"type": "path"},
 }
+AS_THEY_ARE = ("repo_id", "revision", "verify", "retry_timeout", "remove_unexpected")
 
 
 def request_of(params: t.Mapping[str, t.Any], check: bool) -> Request:
-    same = {name: params[name] for name in ("repo_id", "revision", "verify", "offline", "retry_timeout")}
-    dest = os.path.abspath(params["dest"])
-    return Request(**same, dest=dest, include=tuple(params["include"]), exclude=tuple(params["exclude"]), check=check)
+    patterns = {name: tuple(params[name]) for name in ("include", "exclude")}
+    return Request(
+        **{name: params[name] for name in AS_THEY_ARE},
+        **patterns,
+        dest=os.path.abspath(params["dest"]),
+        load_format="mistral" if params["load_format"] == "mistral" else "auto",
+        offline=params["offline"] and not params["source"],  # a folder is no network
+        check=check,
+    )
 
 
 def token_of(params: t.Mapping[str, t.Any]) -> t.Optional[str]:
@@ -312,16 +383,28 @@ def token_of(params: t.Mapping[str, t.Any]) -> t.Optional[str]:
         raise VllmError(message, code="token_unreadable", remedy="Check the path in token_file.") from exc
 
 
-def effects_of(module: AnsibleModule) -> Effects:
-    params, token, report = module.params, token_of(module.params), progress_writer(module.params["progress_path"])
+def source_of(module: AnsibleModule) -> tuple[Source, Fetch]:
+    """Where the repository is read, and how its files are brought from there."""
+    params, limit = module.params, module.params["bandwidth_limit"]
+    if params["source"]:
+        folder, throttle = FolderSource(Path(params["source"]), params["repo_id"]), Throttle(limit, time.monotonic, time.sleep)
+        return folder, FolderCopier(folder, throttle=throttle, max_workers=params["max_workers"]).fetch
+    token = token_of(params)
     module.no_log_values.update([token] if token else [])
     transport = http_transport(ca_path=params["ca_path"], follow_redirects="none")
     hub = Hub(params["endpoint"], params["repo_id"], transport, time.sleep, token, patience=params["retry_timeout"])
     limits = params["max_workers"], params["stall_timeout"]
+    return hub, HubClient(params["repo_id"], hub.endpoint, token, *limits, bundle=params["ca_path"], bandwidth_limit=limit).fetch
+
+
+def effects_of(module: AnsibleModule) -> Effects:
+    source, fetch = source_of(module)
+    report, patience = progress_writer(module.params["progress_path"]), module.params["lock_timeout"]
     return Effects(
-        hub=hub,
-        fetch=HubClient(params["repo_id"], hub.endpoint, token, *limits, bundle=params["ca_path"]).fetch,
-        lock=lambda path: writer_lock(path, timeout=params["lock_timeout"], report=report),
+        source=source,
+        fetch=fetch,
+        lock=lambda folder: writer_lock(lock_of(folder), timeout=patience, report=report),
+        try_lock=lambda folder: try_writer_lock(lock_of(folder)),
         settle=settler(module),
         clock=time.monotonic,
         sleep=time.sleep,
@@ -330,19 +413,21 @@ def effects_of(module: AnsibleModule) -> Effects:
 
 
 def diff_of(result: t.Mapping[str, t.Any]) -> dict[str, str]:
-    fetched = "".join(f"{name}\n" for name in result["fetched"])
-    return {"before": "", "after": fetched, "before_header": result["path"], "after_header": f"{result['path']} (fetched)"}
+    lines = {verb: "".join(f"{name}\n" for name in result[verb]) for verb in ("fetched", "linked", "removed")}
+    headers = {"before_header": f"{result['path']} (removed)", "after_header": f"{result['path']} (new)"}
+    return {"before": lines["removed"], "after": lines["fetched"] + lines["linked"], **headers}
 
 
 def main() -> None:
-    module = AnsibleModule(ARGUMENTS, supports_check_mode=True, mutually_exclusive=[("token", "token_file")])
+    exclusive = [("token", "token_file"), ("source", "token"), ("source", "token_file")]
+    module = AnsibleModule(ARGUMENTS, supports_check_mode=True, mutually_exclusive=exclusive)
     started = time.monotonic()
     try:
         result = download(request_of(module.params, module.check_mode), effects_of(module))
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, seconds=round(time.monotonic() - started, 3), **exc.details)
-    if "renamed_to" in result:
-        module.warn(f"{module.params['repo_id']} is called {result['renamed_to']} now. Set repo_id to that name.")
+    for remark in remarks(module.params["repo_id"], result):
+        module.warn(remark)
     if module._diff:
         result["diff"] = diff_of(result)
     module.exit_json(**result, seconds=round(time.monotonic() - started, 3))

@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import typing as t
-from pathlib import Path
 
 from . import download_verdicts as verdicts
+from .download_job import Failure, Order
+from .download_links import borrow, find_loans
 from .download_survey import Survey, Surveyor
+from .durable import make_folders
 from .errors import VllmError
 from .hub import FileSpec
-from .receipt import Entry
-from .snapshot import Damage
+from .leftovers import size_of
+from .proof import Damage, Proof, Prover, prove_all
 
-__all__ = ["Staging", "make_folders", "size_of"]
+__all__ = ["Staging"]
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
@@ -33,60 +33,85 @@ class Staging:
         self.effects = surveyor.effects
         self.folder = surveyor.staging
 
-    def kept(self, wanted: t.Sequence[FileSpec]) -> dict[str, Entry]:
-        """The whole files that a killed run left behind; everything else in the folder is removed."""
+    def borrowed(self, wanted: t.Sequence[FileSpec]) -> Proof:
+        """What other commits hold already, linked; their headers are read for the tensors, since the index may be another one."""
+        make_folders(self.folder)
+        entries = borrow(find_loans(self.surveyor.request, self.surveyor.folder, wanted), self.folder, self.effects)
+        proof = prove_all(self.folder, [spec for spec in wanted if spec.path in entries], content=False)
+        return proof._replace(good={name: entries[name] for name in proof.good})
+
+    def kept(self, wanted: t.Sequence[FileSpec], spared: t.Container[str]) -> Proof:
+        """The whole files that a killed run left behind; everything else in the folder is removed, but what is ``spared``."""
         names = {spec.path for spec in wanted}
         self.forget_client()
-        make_folders(self.folder)
         for path in list(self.folder.rglob("*")):
-            if not path.is_dir() and path.relative_to(self.folder).as_posix() not in names:
+            name = path.relative_to(self.folder).as_posix()
+            if not path.is_dir() and name not in names and name not in spared:
                 path.unlink()
-        return self._accept([spec for spec in wanted if (self.folder / spec.path).exists()])[0]
+        specs = [spec for spec in wanted if (self.folder / spec.path).exists()]
+        self.surveyor.settle(self.folder, [spec.path for spec in specs])
+        return self._weeded(self.surveyor.prove(self.folder, specs, content=True, keep_cache=True))
 
-    def fetch(self, survey: Survey, specs: t.Sequence[FileSpec]) -> dict[str, Entry]:
+    def fetch(self, survey: Survey, specs: t.Sequence[FileSpec]) -> Proof:
         """Fetch until every file is proven, with growing pauses, for as long as tries keep bringing files in."""
         patience = self.surveyor.request.retry_timeout
-        pending, proven, refused = {spec.path: spec for spec in specs}, dict[str, Entry](), set[str]()
-        pause, deadline = _FIRST_PAUSE, self.effects.clock() + patience
+        pending, refused, whole = {spec.path: spec for spec in specs}, set[str](), Proof({}, {}, {})
+        pause, deadline, attempt = _FIRST_PAUSE, self.effects.clock() + patience, 0
         while pending:
-            self.forget_client()
-            failures = self.effects.fetch(self.surveyor.commit, sorted(pending), self.folder, lambda: self._seen(survey))
-            good, bad = self._accept([spec for spec in pending.values() if (self.folder / spec.path).exists()])
-            verdict = verdicts.final(self.effects.hub, self.folder.parent, shutil.disk_usage(self.folder).free, failures)
-            verdict = verdict or self._repeated(bad, refused)
+            failures, proof = self._attempt(survey, pending, attempt)
+            verdict = verdicts.final(self.effects.source, self.folder.parent, shutil.disk_usage(self.folder).free, failures)
+            verdict = verdict or self._repeated(proof.bad, refused)
             if verdict:
                 raise verdict
-            proven.update(good)
-            refused.update(bad)
-            pending = {name: spec for name, spec in pending.items() if name not in good}
-            if good:
+            whole.good.update(proof.good)
+            whole.tensors.update(proof.tensors)
+            refused.update(proof.bad)
+            pending = {name: spec for name, spec in pending.items() if name not in proof.good}
+            if proof.good:
                 pause, deadline = _FIRST_PAUSE, self.effects.clock() + patience
             if pending and self.effects.clock() + pause > deadline:
-                raise verdicts.gave_up(self.effects.hub.endpoint, sorted(pending), failures)
+                raise verdicts.gave_up(self.effects.source.address, sorted(pending), failures)
             if pending:
-                self.effects.report({"what": f"trying {len(pending)} files again in {pause:.0f} s: {verdicts.reason(failures, bad)}"})
+                why = verdicts.reason(failures, proof.bad)
+                self.effects.report({"what": f"trying {len(pending)} files again in {pause:.0f} s: {why}"})
                 self.effects.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-        return proven
+                pause, attempt = min(2 * pause, _LONGEST_PAUSE), attempt + 1
+        return whole
 
     def forget_client(self) -> None:
         """Remove what the Hub client keeps for itself: its records prove nothing, and it never resumes its partial files."""
         for name in _CLIENT_FOLDERS:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def _accept(self, specs: t.Sequence[FileSpec]) -> tuple[dict[str, Entry], dict[str, Damage]]:
-        """Prove files by their hash and remove those that fail."""
-        self.surveyor.settle(self.folder, [spec.path for spec in specs])
-        good, bad = self.surveyor.prove(self.folder, specs, content=True)
-        for name in bad:
-            (self.folder / name).unlink()
-        return good, bad
+    def _attempt(self, survey: Survey, pending: t.Mapping[str, FileSpec], attempt: int) -> tuple[dict[str, Failure], Proof]:
+        """Carry out one order; each file is hashed as soon as it is whole, out of the page cache and while others are still coming."""
+        self.forget_client()
+        specs, proving = tuple(pending[name] for name in sorted(pending)), set[str]()
+        with Prover(self.folder, content=True, keep_cache=True) as prover:
+
+            def landed(name: str) -> None:
+                self.surveyor.settle(self.folder, [name])
+                prover.add(pending[name])
+                proving.add(name)
+
+            order = Order(self.surveyor.commit, specs, self.folder, attempt, lambda: self._seen(survey), landed)
+            failures = self.effects.fetch(order)
+            for spec in specs:
+                if spec.path not in proving and (self.folder / spec.path).exists():
+                    landed(spec.path)
+            return failures, self._weeded(prover.result())
+
+    def _weeded(self, proof: Proof) -> Proof:
+        """Remove the files that fail."""
+        for name in proof.bad:
+            (self.folder / name).unlink(missing_ok=True)
+        return proof
 
     def _repeated(self, bad: t.Mapping[str, Damage], refused: t.Container[str]) -> t.Optional[VllmError]:
         """The verdict where fetching once more would bring the same."""
         again = {name: damage for name, damage in bad.items() if name in refused}
         broken = verdicts.broken_as_published(self.surveyor.request.repo_id, bad)
-        return broken or (verdicts.corrupt_source(self.effects.hub.endpoint, again) if again else None)
+        return broken or (verdicts.corrupt_source(self.effects.source.address, again) if again else None)
 
     def _seen(self, survey: Survey) -> int:
         """Report how far the fetch is; answers with the bytes that are there."""
@@ -97,22 +122,3 @@ class Staging:
         record = {"what": "weights", "done": done, "total": wanted.total, "unit": "B", "files": files, "files_total": len(wanted.files)}
         self.effects.report(record)
         return here
-
-
-def size_of(folder: Path) -> int:
-    """The bytes of all files below a folder that may be changing."""
-    total = 0
-    for root, _folders, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += (Path(root) / name).lstat().st_size
-    return total
-
-
-def make_folders(folder: Path) -> None:
-    """Create a folder and its parents, open to every reader whatever the umask."""
-    if not folder.is_dir():
-        make_folders(folder.parent)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            folder.chmod(0o755)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import typing as t
 from pathlib import Path
 
-from .download_job import Failure, Request
+from .download_job import Failure, Request, Source
 from .errors import VllmError
-from .hub import Hub, denied
-from .snapshot import INDEX_NAME, Damage, inconsistent, some
+from .hub import denied
+from .leftovers import Leftover
+from .proof import Damage
+from .snapshot import INDEX_NAME, inconsistent, some
 
 __all__ = [
     "became_full",
@@ -20,12 +22,17 @@ __all__ = [
     "final",
     "gave_up",
     "hashes_unknown",
+    "index_disagrees",
     "lacking_tensors",
     "no_receipt",
     "nothing_to_prove",
+    "other_commit",
     "other_repository",
     "reason",
+    "remarks",
+    "summary",
     "too_small",
+    "unproven",
     "unrepaired",
 ]
 
@@ -38,6 +45,29 @@ def _size(count: int) -> str:
 
 def other_repository(folder: Path, held: str, wanted: str) -> VllmError:
     return VllmError(f"{folder} holds {held}, not {wanted}.", code="other_repository", remedy="Choose another dest, or remove the folder.")
+
+
+def other_commit(folder: Path, held: str, wanted: str) -> VllmError:
+    """A snapshot may be in use; another commit is never mixed into it."""
+    return VllmError(
+        f"{folder} holds commit {held}, and {wanted} is wanted now; a snapshot that may be in use is not turned into another.",
+        code="other_commit",
+        remedy=f"Put {{commit}} into dest, so that each commit has its own folder, or set revision to {held}, or remove the folder.",
+    )
+
+
+def index_disagrees(index: str, absent: t.Sequence[str], all_here: bool) -> VllmError:
+    """The repository asks for shards that it does not hold."""
+    here = "every file that it lists is here in its published size" if all_here else "nothing is wrong with the transfer"
+    return inconsistent(f"{index} names {some(absent)}, which the repository does not hold; {here}.", absent)
+
+
+def unproven(error: VllmError, folder: Path, missing: t.Sequence[str]) -> VllmError:
+    """What is known without the hub is added to its absence."""
+    lacking = f"{folder} lacks {some(missing)}." if missing else f"That {folder} holds every shard of its index is no proof."
+    return VllmError(
+        f"{error.message} {lacking}", code=error.code, remedy=error.remedy, details={**error.details, "missing": list(missing)}
+    )
 
 
 def no_receipt(request: Request) -> VllmError:
@@ -57,12 +87,12 @@ def nothing_to_prove(folder: Path) -> VllmError:
     )
 
 
-def hashes_unknown(repo_id: str) -> VllmError:
-    return VllmError(
-        f"The published hashes of {repo_id} are not known here, and offline forbids to ask the hub.",
-        code="hashes_unknown",
-        remedy="Run once without offline, or set verify to structure.",
-    )
+def hashes_unknown(address: str, *, offline: bool) -> VllmError:
+    if offline:
+        what, remedy = "The published hashes are not known here, and offline forbids to ask for them.", "Run once without offline"
+    else:
+        what, remedy = f"{address} does not say the published hashes of its files.", "Put a file SHA256SUMS there"
+    return VllmError(what, code="hashes_unknown", remedy=f"{remedy}, or set verify to structure, which hashes nothing.")
 
 
 def unrepaired(folder: Path, bad: t.Mapping[str, Damage]) -> VllmError:
@@ -78,13 +108,15 @@ def unrepaired(folder: Path, bad: t.Mapping[str, Damage]) -> VllmError:
     )
 
 
-def too_small(place: Path, needed: int, free: int, leftovers: int) -> VllmError:
+def too_small(place: Path, needed: int, free: int, leftovers: t.Sequence[Leftover]) -> VllmError:
     """Told before the first byte."""
+    wasted = sum(leftover.size for leftover in leftovers)
+    kept = f", and interrupted downloads hold {_size(wasted)} ({some([str(leftover.path) for leftover in leftovers], 3)})" if wasted else ""
     return VllmError(
-        f"{_size(needed)} are still to be fetched and {place} has {_size(free)} free ({_size(leftovers)} lie in incomplete downloads).",
+        f"{_size(needed)} are still to be fetched and {place} has {_size(free)} free{kept}.",
         code="disk_full",
-        remedy="Free space there, or set dest (the role's weights_store) to a larger file system.",
-        details={"bytes_needed": needed, "bytes_free": free},
+        remedy=f"{'Remove what nobody needs' if wasted else 'Free space there'}, or set dest (the role's weights_store) to a larger disk.",
+        details={"bytes_needed": needed, "bytes_free": free, "leftovers": [str(leftover.path) for leftover in leftovers]},
     )
 
 
@@ -133,16 +165,16 @@ def gave_up(endpoint: str, pending: t.Sequence[str], failures: t.Mapping[str, Fa
     )
 
 
-def final(hub: Hub, place: Path, free: int, failures: t.Mapping[str, Failure]) -> t.Optional[VllmError]:
+def final(source: Source, place: Path, free: int, failures: t.Mapping[str, Failure]) -> t.Optional[VllmError]:
     """The verdict where a failure is one that another try would only repeat."""
     for name, failure in sorted(failures.items()):
         if failure.kind in {"gated", "token_refused"}:
             without_token = {"gated": "gated_no_token", "token_refused": "no_token"}
-            return denied(hub.endpoint, hub.repo_id, failure.kind if hub.token else without_token[failure.kind])
+            return denied(source.address, source.repo_id, failure.kind if source.authorised else without_token[failure.kind])
         if failure.kind == "disk_full":
             return became_full(place, name, free)
         if failure.kind == "entry":
-            return inconsistent(f"{hub.repo_id} lists {name} but does not hold it.", [name])
+            return inconsistent(f"{source.repo_id} lists {name} but does not hold it.", [name])
         if failure.kind == "client_missing":
             return VllmError(
                 f"This Python cannot load huggingface_hub ({failure.message}).",
@@ -157,3 +189,24 @@ def reason(failures: t.Mapping[str, Failure], bad: t.Optional[t.Mapping[str, Dam
     causes = [f"{name}: {failure.message.rstrip('.')}" for name, failure in sorted(failures.items())]
     causes += [f"{name} {damage}" for name, damage in sorted((bad or {}).items())]
     return causes[0] if causes else "no file arrived"
+
+
+def summary(result: t.Mapping[str, t.Any]) -> str:
+    """A run that went well, in one sentence."""
+    how = "structure; the content was not hashed" if result["verified"] == "structure" else result["verified"]
+    came = [f"{len(result[verb])} {verb}" for verb in ("fetched", "linked", "removed") if result[verb]]
+    amounts = [f"{result['files']} files", _size(result["bytes_total"]), *came]
+    return f"{', '.join(amounts)}, proven by {how}."
+
+
+def remarks(repo_id: str, result: t.Mapping[str, t.Any]) -> t.Iterator[str]:
+    """What does not keep a run from going well and is worth a look."""
+    if "renamed_to" in result:
+        yield f"{repo_id} is called {result['renamed_to']} now. Set repo_id to that name."
+    strange, leftovers, unindexed = result["shards"]["unexpected"], result["leftovers"], result["tensors_unindexed"]
+    if strange:
+        yield f"{result['path']} holds files that are no part of the snapshot ({some(strange)}). Set remove_unexpected to remove them."
+    if leftovers:
+        yield f"Interrupted downloads of other commits were left ({some(leftovers)}). Set remove_unexpected to remove them."
+    if unindexed:
+        yield f"The index leaves out {len(unindexed)} tensors that its shards hold ({some(unindexed)}); an engine may not load them."

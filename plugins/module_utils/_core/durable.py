@@ -5,11 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
-__all__ = ["replace_file", "sync", "write_file"]
+__all__ = ["make_folders", "replace_file", "sync", "write_file"]
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and its parents, open to every reader whatever the umask."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(0o755)
 
 
 def write_file(path: Path, text: str, mode: int) -> None:

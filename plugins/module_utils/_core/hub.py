@@ -57,6 +57,16 @@ class Hub:
         self._sleep = sleep
         self._pauses = [pause for number, pause in enumerate(_BACK_OFF) if sum(_BACK_OFF[: number + 1]) <= patience]
 
+    @property
+    def address(self) -> str:
+        """For messages."""
+        return self.endpoint
+
+    @property
+    def authorised(self) -> bool:
+        """Whether a token is sent along."""
+        return self.token is not None
+
     def resolve(self, revision: str) -> Resolved:
         """The commit a branch, tag or commit stands for now."""
         url = f"{self.endpoint}/api/models/{self.repo_id}/revision/{quote(revision, safe='')}"

@@ -9,6 +9,7 @@ inode and device are those of the moment of proof, so a second run costs one sta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import typing as t
 from pathlib import Path
@@ -32,12 +33,9 @@ class Entry(t.NamedTuple):
     device: int
     sha256: t.Optional[str] = None
 
-    def holds_for(self, path: Path) -> bool:
-        """Whether the file is still the very one that was proven."""
-        try:
-            return identify(path)[:5] == self[:5]
-        except OSError:
-            return False
+    def is_same_file(self, now: Entry) -> bool:
+        """Whether nothing but the number of its device is another one."""
+        return self[:4] == now[:4]
 
 
 class Receipt(t.NamedTuple):
@@ -53,10 +51,24 @@ class Receipt(t.NamedTuple):
     shards: tuple[str, ...]
     files: dict[str, Entry]
     complete: bool = True
+    load_format: str = "auto"
 
-    def broken(self, folder: Path) -> list[str]:
-        """The files it no longer speaks for."""
-        return [name for name, entry in self.files.items() if not entry.holds_for(folder / name)]
+    def holding(self, folder: Path) -> set[str]:
+        """The files that still are the very ones that were proven.
+
+        A reboot may give a disk another number, and each host of a shared disk has its own for it. Where all files agree on such a change
+        while size, times and inodes are as they were, it says nothing about them.
+        """
+        now: dict[str, Entry] = {}
+        for name in self.files:
+            with contextlib.suppress(OSError):
+                now[name] = identify(folder / name)
+        renumbered = len({(self.files[name].device, entry.device) for name, entry in now.items()}) == 1
+        return {
+            name
+            for name, entry in now.items()
+            if self.files[name].is_same_file(entry) and (renumbered or self.files[name].device == entry.device)
+        }
 
 
 def identify(path: Path, sha256: t.Optional[str] = None) -> Entry:

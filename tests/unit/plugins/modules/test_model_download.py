@@ -5,126 +5,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
 import signal
-import subprocess
-import threading
 import time
-import typing as t
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
-from ansible_collections.gpufleet.vllm.plugins.modules import model_download
-from support.running import ROOT, Answer, environment, load_file, module_command, read_answer
-
-REPOSITORY = "acme/tiny"
-TOKEN = "hf_MARKERsecretMARKER"
-HUB = ROOT / "tests" / "bench" / "hub"
-fake_hub, make_minimax = load_file(HUB / "fake_hub.py"), load_file(HUB / "make_minimax.py")
-
-
-def shard_name(number: int) -> str:
-    return f"model-{number:05d}-of-00006.safetensors"
-
-
-def make_repository(root: Path, name: str = REPOSITORY, shards: int = 5) -> Path:
-    """Five shards that call themselves of-00006 and count from zero."""
-    folder = root / name
-    folder.mkdir(parents=True)
-    weight_map = {}
-    for number in range(shards):
-        tensors = [f"layers.{number}.{part}" for part in "abc"]
-        make_minimax.write_shard(folder / shard_name(number), tensors, 60_000, seed=number)
-        weight_map.update(dict.fromkeys(tensors, shard_name(number)))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
-    (folder / "config.json").write_text('{"model_type": "tiny"}')
-    return folder
-
-
-class Bench:
-    """A hub with one repository, and the module run against it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.repository = make_repository(folder / "hub")
-        self.models = folder / "models"
-        self.hub = fake_hub.FakeHub(folder / "hub", 0, "127.0.0.1")
-        threading.Thread(target=self.hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    @property
-    def commit(self) -> str:
-        return str(self.hub.repository(REPOSITORY).commit)
-
-    @property
-    def folder(self) -> Path:
-        return self.models / self.commit
-
-    def settings(self, **settings: t.Any) -> None:
-        (self.repository / ".hub.json").write_text(json.dumps(settings))
-
-    def faults(self, *faults: Answer) -> None:
-        self.hub.control({"faults": faults, "clear_log": True})
-
-    def arguments(self, *, check: bool = False, diff: bool = False, **options: t.Any) -> Answer:
-        arguments = {
-            "repo_id": REPOSITORY,
-            "dest": f"{self.models}/{{commit}}",
-            "endpoint": f"http://127.0.0.1:{self.hub.port}",
-            "retry_timeout": 1,
-        }
-        arguments.update(options, _ansible_check_mode=check, _ansible_diff=diff)
-        return arguments
-
-    def start(self, **options: t.Any) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            module_command("model_download"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(),
-        )
-        assert child.stdin
-        child.stdin.write(json.dumps({"ANSIBLE_MODULE_ARGS": self.arguments(**options)}))
-        child.stdin.close()
-        child.stdin = None
-        return child
-
-    def run(self, **options: t.Any) -> Answer:
-        """The module in a process of its own."""
-        return self._read(self.start(**options).communicate(timeout=60)[0])
-
-    def look(self, **options: t.Any) -> Answer:
-        """The module in this process, which is quicker, for runs that start no Hub client."""
-        printed = io.StringIO()
-        with patch_module_args(self.arguments(**options)), contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
-            model_download.main()
-        return self._read(printed.getvalue())
-
-    def _read(self, output: str) -> Answer:
-        answer = read_answer(output)
-        assert TOKEN not in json.dumps(answer)
-        return answer
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> t.Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.hub.shutdown()
-    bench.hub.server_close()
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 1]))
+from support.download_bench import REPOSITORY, TOKEN, Bench, flip, make_minimax, make_repository, shard_name
+from support.running import Answer
 
 
 def test_a_fresh_download_is_proven_and_the_second_run_asks_for_the_branch_only(bench: Bench) -> None:
@@ -175,6 +65,19 @@ def test_a_flipped_byte_with_its_old_times_is_found_by_sha256_and_by_the_receipt
     assert bench.run()["repaired"] == [shard_name(2)]
 
 
+def test_a_disk_with_another_number_after_a_reboot_or_on_another_host_costs_no_hashing(bench: Bench) -> None:
+    bench.run()
+    receipt = bench.folder / ".gpufleet-receipt.json"
+    record = json.loads(receipt.read_text())
+    for values in record["files"].values():
+        values[4] += 1  # the device
+    receipt.write_text(json.dumps(record))
+    assert bench.look()["verified"] == "receipt"
+    record["files"][shard_name(1)][4] += 1
+    receipt.write_text(json.dumps(record))
+    assert bench.look()["verified"] == "sha256"
+
+
 def test_check_mode_names_what_would_be_fetched_and_writes_nothing(bench: Bench) -> None:
     preview = bench.look(check=True, diff=True)
     assert preview["changed"] is True
@@ -193,7 +96,7 @@ def test_an_unreachable_hub_is_a_failure_whatever_lies_in_the_folder(bench: Benc
     (bench.folder / shard_name(3)).unlink()
     answer = bench.look(endpoint="http://127.0.0.1:9", check=check)
     assert answer["failed"]
-    assert answer["code"] == "hub_unreachable"
+    assert (answer["code"], answer["missing"]) == ("hub_unreachable", [shard_name(3)])
     assert "connection refused" in answer["msg"]
 
 
@@ -342,11 +245,22 @@ def test_owner_and_mode_are_settled_and_do_not_cost_the_proof(bench: Bench) -> N
     assert bench.look(mode="u=rwX,g=rX,o=")["changed"] is False
 
 
+def test_a_folder_that_holds_one_commit_is_never_turned_into_another(bench: Bench) -> None:
+    fixed = str(bench.models / "fixed")
+    bench.run(dest=fixed)
+    old = bench.commit
+    bench.publish("config.json", b'{"model_type": "tiny", "version": 2}')
+    for check in (True, False):
+        answer = bench.look(dest=fixed, check=check)
+        assert (answer["failed"], answer["code"]) == (True, "other_commit")
+        assert old in answer["msg"] and bench.commit in answer["msg"]
+    assert bench.look(dest=fixed, revision=old)["changed"] is False
+
+
 def test_a_new_commit_lands_beside_the_old_one(bench: Bench) -> None:
     bench.run()
     old = bench.folder
-    (bench.repository / "config.json").write_text('{"model_type": "tiny", "version": 2}')
-    time.sleep(0.3)
+    bench.publish("config.json", b'{"model_type": "tiny", "version": 2}')
     assert bench.run()["path"] == str(bench.folder) != str(old)
     assert (old / "config.json").read_text() == '{"model_type": "tiny"}'
 
@@ -373,11 +287,45 @@ def test_second_copies_of_the_weights_are_left_out_and_stale_shards_reported(ben
     answer = bench.run()
     assert answer["left_out"] == ["consolidated.safetensors", "original/model.pth", "pytorch_model.bin"]
     (bench.folder / "model-00009-of-00009.safetensors").write_bytes(b"x")
-    assert bench.look()["shards"]["unexpected"] == ["model-00009-of-00009.safetensors"]
+    again = bench.look()
+    assert (again["changed"], again["shards"]["unexpected"]) == (False, ["model-00009-of-00009.safetensors"])
+    assert "remove_unexpected" in str(again["warnings"])
 
 
-def test_the_minimax_repository_has_125_shards_that_are_all_expected(tmp_path: Path) -> None:
-    folder = make_minimax.make_minimax(tmp_path)
+def test_tensors_that_the_index_leaves_out_are_a_warning(bench: Bench) -> None:
+    index = json.loads((bench.repository / "model.safetensors.index.json").read_text())
+    del index["weight_map"]["layers.3.b"]
+    (bench.repository / "model.safetensors.index.json").write_text(json.dumps(index))
+    answer = bench.run()
+    assert answer["tensors_unindexed"] == ["layers.3.b"]
+    assert "layers.3.b" in str(answer["warnings"])
+
+
+@pytest.fixture(scope="module")
+def minimax(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("published")
+    make_minimax.make_minimax(root)
+    return root
+
+
+def test_the_minimax_repository_has_125_shards_that_are_all_expected(minimax: Path) -> None:
+    folder = minimax / "MiniMaxAI" / "MiniMax-M2.5"
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert sorted(set(index["weight_map"].values())) == [f"model-{number:05d}-of-00126.safetensors" for number in range(125)]
     assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000_000
+
+
+def test_of_125_shards_exactly_the_cut_the_flipped_and_the_deleted_one_are_named_and_fetched(bench: Bench, minimax: Path) -> None:
+    bench.hub.root, model = minimax, {"repo_id": "MiniMaxAI/MiniMax-M2.5", "retry_timeout": 20}
+    folder = Path(bench.run(**model)["path"])
+    cut, flipped, deleted = names = [f"model-{number:05d}-of-00126.safetensors" for number in (73, 12, 101)]
+    os.truncate(folder / cut, (folder / cut).stat().st_size - 1)
+    flip(folder / flipped, (folder / flipped).stat().st_size // 2)
+    (folder / deleted).unlink()
+    found = bench.look(**model, verify="sha256", check=True)["shards"]
+    assert (found["damaged"], found["missing"]) == ([flipped, cut], [deleted])
+    bench.faults()
+    repaired = bench.run(**model)
+    assert repaired["repaired"] == repaired["fetched"] == sorted(names)
+    assert sorted(line.rsplit("/", 1)[1] for line in bench.hub.log if line.startswith("GET /cdn/")) == sorted(names)
+    assert bench.look(**model)["changed"] is False

@@ -8,7 +8,7 @@ import json
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.hub import FileSpec
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.snapshot import read_index, select
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.snapshot import absent_shards, read_index, select
 
 
 def manifest(*names: str) -> dict[str, FileSpec]:
@@ -49,10 +49,17 @@ def test_patterns_never_drop_an_indexed_shard() -> None:
     assert sorted(selection.files) == ["a.safetensors", "b.safetensors", "model.safetensors.index.json"]
 
 
-def test_an_index_of_another_sharding_is_called_inconsistent() -> None:
-    with pytest.raises(VllmError, match=r"c\.safetensors.*Downloading again will not help") as caught:
-        select(manifest("a.safetensors", "model.safetensors.index.json"), index("a.safetensors", "c.safetensors"))
-    assert caught.value.code == "repository_inconsistent"
+def test_shards_that_the_repository_does_not_hold_are_named() -> None:
+    files = manifest("a.safetensors", "model.safetensors.index.json")
+    assert absent_shards(files, index("a.safetensors", "c.safetensors")) == ["c.safetensors"]
+    assert absent_shards(files, None) == []
+
+
+def test_with_load_format_mistral_the_consolidated_weights_are_the_wanted_ones() -> None:
+    files = manifest("consolidated.safetensors", "params.json", "model-1.safetensors", "model.safetensors.index.json")
+    selection = select(files, None, load_format="mistral")
+    assert (selection.shards, selection.left_out) == (("consolidated.safetensors",), ("model-1.safetensors",))
+    assert select(files, index("model-1.safetensors")).shards == ("model-1.safetensors",)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../x", ".cache/x", ".gpufleet-receipt.json"])
