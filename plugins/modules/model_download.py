@@ -23,7 +23,8 @@ description:
   - A hub that cannot be reached is a failure, whatever lies in the folder.
   - Run as a task, it shows its progress on the controller.
   - "In check mode only metadata is requested and nothing is written. The same errors come up: access denied, disk too small, revision
-    unknown. With O(verify=receipt), files whose proof has lapsed are not hashed in check mode; they count as a change."
+    unknown. With O(verify=receipt), files whose proof has lapsed are not hashed in check mode; they count as a change and are named in
+    RV(unproven)."
 requirements:
   - huggingface_hub on the Python that runs the module, where something is to be fetched from a hub
 options:
@@ -212,6 +213,12 @@ linked:
   elements: str
   returned: success
   sample: [model-00001-of-00126.safetensors]
+unproven:
+  description: The files whose content is not proven, where O(verify=receipt). In check mode a run would hash them, and fetch those that fail.
+  type: list
+  elements: str
+  returned: success
+  sample: []
 left_out:
   description: Files of the repository that hold the same weights once more and are therefore not wanted.
   type: list

@@ -25,7 +25,7 @@ OTHER_PYTHONS = ("3.12", "3.13")
 # Exit status of bench.py: this machine cannot have what was asked for.
 NOT_OFFERED = 3
 # Many of them wait for processes, so they are spread over the cores.
-UNIT_TESTS = ("python", "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "tests/unit")
+UNIT_TESTS = ("python", "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "tests/unit", "tests/casebook")
 TYPED = ("plugins", "tests", "molecule")
 ON_PATH = {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 MOLECULE = {**ON_PATH, "MOLECULE_GLOB": "molecule/*/molecule.yml", "ANSIBLE_FORCE_COLOR": "0", "NO_COLOR": "1", "PY_COLORS": "0"}

@@ -60,7 +60,7 @@ def _with_what_lies_here(request: Request, error: VllmError) -> VllmError:
     """An unreachable hub is a failure whatever lies in the folder; what is missing there can be told all the same."""
     name = index_name(request.load_format)
     places = [place / name for folder in request.folders() for place in (folder, staging_of(folder))]
-    places += [staging / name for staging in (leftover.path for leftover in leftovers_beside(request, request.folder("")))]
+    places += [staging / name for staging in (leftover.path for leftover in leftovers_beside(request, request.folder("none")))]
     indices = [place for place in places if place.is_file()]
     if error.code != "hub_unreachable" or not indices:
         return error
@@ -254,6 +254,7 @@ class _Download:
             "bytes_downloaded": sum(spec.size or 0 for spec in fetched),
             "fetched": [spec.path for spec in fetched],
             "linked": list(linked),
+            "unproven": [name for name, entry in survey.good.items() if entry.sha256 is None and self.request.verify == "receipt"],
             "left_out": list(survey.selection.left_out),
             "repaired": list(repaired),
             "shards": {

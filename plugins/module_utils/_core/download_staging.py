@@ -70,7 +70,7 @@ class Staging:
             if proof.good:
                 pause, deadline = _FIRST_PAUSE, self.effects.clock() + patience
             if pending and self.effects.clock() + pause > deadline:
-                raise verdicts.gave_up(self.effects.source.address, sorted(pending), failures)
+                raise verdicts.gave_up(self.effects.source.address, sorted(pending), failures, proof.bad)
             if pending:
                 why = verdicts.reason(failures, proof.bad)
                 self.effects.report({"what": f"trying {len(pending)} files again in {pause:.0f} s: {why}"})

@@ -131,7 +131,7 @@ def became_full(place: Path, name: str, free: int) -> VllmError:
 
 
 def corrupt_source(endpoint: str, bad: t.Mapping[str, Damage]) -> VllmError:
-    """The same file arrived wrong twice."""
+    """Files arrived and are not what is published."""
     name = min(bad)
     return VllmError(
         f"{endpoint} delivered {len(bad)} of the files damaged: {name} {bad[name]}.",
@@ -153,12 +153,14 @@ def lacking_tensors(lacking: t.Mapping[str, t.Sequence[str]]) -> VllmError:
     return inconsistent(f"{INDEX_NAME} puts {len(tensors)} tensors into {shard} that it does not hold ({tensors[0]}).", sorted(lacking))
 
 
-def gave_up(endpoint: str, pending: t.Sequence[str], failures: t.Mapping[str, Failure]) -> VllmError:
+def gave_up(endpoint: str, pending: t.Sequence[str], failures: t.Mapping[str, Failure], bad: t.Mapping[str, Damage]) -> VllmError:
     """No further file came in for too long."""
+    if bad and not failures:
+        return corrupt_source(endpoint, bad)
     unreachable = any(failure.kind == "unreachable" for failure in failures.values())
     opening = "The hub could not be reached: " if unreachable else ""
     return VllmError(
-        f"{opening}{len(pending)} of the files did not arrive ({some(pending)}): {reason(failures)}.",
+        f"{opening}{len(pending)} of the files did not arrive ({some(pending)}): {reason(failures, bad)}.",
         code="hub_unreachable" if unreachable else "incomplete",
         remedy=f"Check {endpoint} and run again: finished files are kept.",
         details={"missing": list(pending)},
@@ -184,10 +186,10 @@ def final(source: Source, place: Path, free: int, failures: t.Mapping[str, Failu
     return None
 
 
-def reason(failures: t.Mapping[str, Failure], bad: t.Optional[t.Mapping[str, Damage]] = None) -> str:
+def reason(failures: t.Mapping[str, Failure], bad: t.Mapping[str, Damage]) -> str:
     """The first of several causes, for a sentence."""
     causes = [f"{name}: {failure.message.rstrip('.')}" for name, failure in sorted(failures.items())]
-    causes += [f"{name} {damage}" for name, damage in sorted((bad or {}).items())]
+    causes += [f"{name} {damage}" for name, damage in sorted(bad.items())]
     return causes[0] if causes else "no file arrived"
 
 

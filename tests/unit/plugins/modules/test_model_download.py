@@ -198,8 +198,10 @@ def test_two_writers_at_once_both_end_well_and_fetch_each_file_once(bench: Bench
 
 def test_a_folder_copied_by_hand_is_adopted_by_its_hashes(bench: Bench) -> None:
     shutil.copytree(bench.repository, bench.folder)
+    preview = bench.look(check=True)
+    assert (preview["changed"], preview["fetched"], len(preview["unproven"])) == (True, [], 7)
     answer = bench.look()
-    assert (answer["changed"], answer["fetched"], answer["verified"]) == (True, [], "sha256")
+    assert (answer["changed"], answer["fetched"], answer["verified"], answer["unproven"]) == (True, [], "sha256", [])
     assert bench.look()["changed"] is False
 
 
