@@ -28,5 +28,4 @@ class ActionModule(ProgressAction):
     def summary(self, result: dict[str, t.Any]) -> str:
         if result.get("failed") or "bytes_total" not in result:
             return ""
-        fetched = f"{in_bytes(result['bytes_downloaded'])} fetched in {in_time(result['seconds'])}"
-        return f"weights: {result['files']} files, {in_bytes(result['bytes_total'])}, {fetched}, proven by {result['verified']}"
+        return f"weights: {result['msg'].rstrip('.')} ({in_bytes(result['bytes_downloaded'])} fetched in {in_time(result['seconds'])})"

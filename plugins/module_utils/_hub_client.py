@@ -33,7 +33,7 @@ __all__ = ["HubClient"]
 
 _TICK = 0.5
 _LONGEST_WAIT = 600.0
-_LARGEST_CHUNK = 1024 * 1024
+_LARGEST_CHUNK = 256 * 1024
 _SMALLEST_CHUNK = 4096
 _FINAL = {"gated", "token_refused", "disk_full", "client_missing", "entry"}
 _KINDS = {
@@ -50,6 +50,7 @@ _KINDS = {
 """What the client's errors mean, by the name of their class: not every client has all of these classes."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FULL_TEXT = re.compile("No space left on device|[Dd]isk quota exceeded")
+_CLOSED = "the client has been closed"
 _ASKED_TO_WAIT = re.compile(r"Waiting ([\d.]+) ?s")
 _FRESH_START = 416
 
@@ -81,7 +82,7 @@ class HubClient(t.NamedTuple):
             return {spec.path: lost for spec in order.specs}
         with contextlib.closing(child):
             child.tell(_job(self, order))
-            return _Follower(order, child).follow(self.stall_timeout)
+            return _Follower(order, child, self.max_workers).follow(self.stall_timeout)
 
 
 def _job(client: HubClient, order: Order) -> dict[str, t.Any]:
@@ -173,11 +174,13 @@ class _Child:
 
 
 class _Follower:
-    """Reads the child's answers until it is done, a failure is final, or no byte has arrived for too long."""
+    """Reads the child's answers until it is done, going on is in vain, or no byte has arrived for too long."""
 
-    def __init__(self, order: Order, child: _Child) -> None:
+    def __init__(self, order: Order, child: _Child, workers: int) -> None:
         self._order = order
         self._child = child
+        self._workers = workers
+        self._in_vain = 0
         self._failures: dict[str, Failure] = {}
         self._open = {spec.path for spec in order.specs}
         self._remark = ""
@@ -186,7 +189,8 @@ class _Follower:
 
     def follow(self, stall_timeout: float) -> dict[str, Failure]:
         """Every file that did not arrive, and why: those that the child did not come to included."""
-        lost = Failure("transfer", self._listen(stall_timeout))
+        message = self._listen(stall_timeout)
+        lost = Failure("unreachable" if self._in_vain >= self._workers else "transfer", message)
         self._order.seen()
         return {**self._failures, **dict.fromkeys(self._open, lost)}
 
@@ -198,8 +202,9 @@ class _Follower:
             chunk = os.read(self._child.answers, 65536) if ready else b""
             self._take(chunk)
             final = [path for path, failure in self._failures.items() if failure.kind in _FINAL]
-            if final:
-                return f"it was broken off because of {final[0]}"
+            if final or self._in_vain >= self._workers:
+                cause = (final or list(self._failures))[-1]
+                return f"it was not tried any more after {cause}: {self._failures[cause].message}"
             if ready and not chunk:
                 return f"the Hub client {self._child.end()}{self._remark}"
             if time.monotonic() >= look:
@@ -221,6 +226,8 @@ class _Follower:
     def _settle(self, path: str, kind: str, message: str) -> None:
         self._open.discard(path)
         self._moved = max(self._moved, time.monotonic())
+        # The client itself tries for half a minute, for each file anew: as many in a row as there are workers are enough.
+        self._in_vain = self._in_vain + 1 if kind == "unreachable" else 0
         if kind:
             self._failures[path] = Failure(kind, message)
         else:
@@ -266,6 +273,8 @@ class _Worker:
     def __init__(self, job: t.Mapping[str, t.Any], results: int) -> None:
         self._job = job
         self._results = results
+        self._writing = threading.Lock()
+        self._remark = ""
         limit = job["bandwidth_limit"]
         # Xet, which is off below a limit, asks more of a progress bar.
         self._hook = {"tqdm_class": _meter(Throttle(limit, time.monotonic, time.sleep))} if limit else {}
@@ -275,14 +284,18 @@ class _Worker:
         with ThreadPoolExecutor(max_workers=self._job["max_workers"]) as pool:
             transfers = {pool.submit(self._fetch, path): path for path in self._job["paths"]}
             for transfer in as_completed(transfers):
-                self._say(transfers[transfer], *_verdict(transfer.exception()))
+                self._say(transfers[transfer], *_verdict(transfer.exception(), self._remark))
 
     def _adjust_client(self) -> None:
         """Let it write in finer steps than its own of 10 MiB, and pass its warnings on. That it is missing is told for each file."""
         with contextlib.suppress(ImportError):
             constants: t.Any = importlib.import_module("huggingface_hub.constants")
             constants.DOWNLOAD_CHUNK_SIZE = self._job["chunk"]
-        logging.getLogger("huggingface_hub").addHandler(_Remarks(self._say))
+        logging.getLogger("huggingface_hub").addHandler(_Remarks(self._pass_on))
+
+    def _pass_on(self, remark: str) -> None:
+        self._remark = remark
+        self._say("", "", remark)
 
     def _fetch(self, path: str) -> None:
         try:
@@ -309,20 +322,24 @@ class _Worker:
         )
 
     def _say(self, path: str, kind: str, message: str) -> None:
-        """One line an answer, short enough to be written in one piece."""
-        text = re.sub(r"\?[^\s'\"]+", "", message).replace(self._job["token"] or "\0", "***")[:300]
-        _write_all(self._results, json.dumps([path, kind, text]).encode() + b"\n")
+        """One line an answer, without the token and the keys in addresses of a content host."""
+        text = re.sub(r"\?[^\s'\",]+", "", message).replace(self._job["token"] or "\0", "***")[:300]
+        with self._writing:
+            _write_all(self._results, json.dumps([path, kind, text]).encode() + b"\n")
 
 
 class _Remarks(logging.Handler):
     """The client's warnings say what it waits for, and it waits where the Hub tells it to."""
 
-    def __init__(self, say: t.Callable[[str, str, str], None]) -> None:
+    def __init__(self, pass_on: t.Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = say
+        self._pass_on = pass_on
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell("", "", _first_line(record.getMessage()))
+        remark = next(iter(record.getMessage().splitlines()), "")
+        # Such a line follows the one that says why.
+        if not remark.startswith("Retrying in"):
+            self._pass_on(remark)
 
 
 def _meter(throttle: Throttle) -> type:
@@ -347,17 +364,20 @@ def _meter(throttle: Throttle) -> type:
     return Meter
 
 
-def _verdict(failure: t.Optional[BaseException]) -> tuple[str, str]:
+def _verdict(failure: t.Optional[BaseException], remark: str) -> tuple[str, str]:
     """The kind of failure and its text; two empty strings for a file that arrived."""
     if failure is None:
         return "", ""
     cause = _cause(failure)
-    message = _first_line(str(cause)) or type(cause).__name__
+    message = _text(cause)
     if getattr(failure, "errno", None) in _FULL or _FULL_TEXT.search(message):
         return "disk_full", message
-    kinds = [_KINDS[name] for error in (cause, failure) for name in _classes(error) if name in _KINDS]
-    refused = _status(cause) in range(400, 500)
-    return ("transfer" if refused and kinds[:1] == ["unreachable"] else [*kinds, "transfer"][0]), message
+    if _CLOSED in message:
+        # Older clients go on with a connection they gave up, and tell why they did in a warning only.
+        return "unreachable", remark or message
+    kind = next((_KINDS[name] for error in (cause, failure) for name in _classes(error) if name in _KINDS), "transfer")
+    there = _status(cause) in range(400, 500)
+    return "transfer" if kind == "unreachable" and there else kind, message
 
 
 def _cause(failure: BaseException) -> BaseException:
@@ -369,8 +389,11 @@ def _classes(failure: BaseException) -> list[str]:
     return [base.__name__ for base in type(failure).__mro__]
 
 
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+def _text(failure: BaseException) -> str:
+    """The first line, and the address that another may name. The rest is advice for those who call the client by hand."""
+    first, *more = str(failure).strip().splitlines() or [type(failure).__name__]
+    addresses = [line for line in more if "://" in line and not line.startswith("For more information")]
+    return " ".join(line.strip() for line in [first, *addresses[:1]])
 
 
 def _status(failure: BaseException) -> int:

@@ -140,7 +140,8 @@ attributes:
   diff_mode:
     support: full
 seealso:
-  - module: gpufleet.vllm.vllm_release
+  - module: gpufleet.vllm.model_verify
+  - module: gpufleet.vllm.model_info
 author: The gpufleet.vllm contributors (@gpufleet)
 """
 
@@ -214,7 +215,7 @@ linked:
   returned: success
   sample: [model-00001-of-00126.safetensors]
 unproven:
-  description: The files whose content is not proven, where O(verify=receipt). In check mode a run would hash them, and fetch those that fail.
+  description: The files whose content is not proven, with O(verify=receipt). In check mode: a run would hash them and fetch those that fail.
   type: list
   elements: str
   returned: success
@@ -303,7 +304,8 @@ code:
     - Why it failed, as a stable word.
     - One of V(access_denied), V(client_missing), V(damaged), V(disk_full), V(hashes_unknown), V(hub_unreachable), V(incomplete), V(locked),
       V(nothing_selected), V(other_commit), V(other_repository), V(repository_inconsistent), V(repository_not_found),
-      V(revision_not_found), V(source_missing), V(token_unreadable).
+      V(revision_not_found), V(source_dangling), V(source_incomplete), V(source_inconsistent), V(source_missing), V(source_unreadable),
+      V(token_unreadable).
   type: str
   returned: failure
   sample: hub_unreachable
@@ -369,10 +371,10 @@ AS_THEY_ARE = ("repo_id", "revision", "verify", "retry_timeout", "remove_unexpec
 
 
 def request_of(params: t.Mapping[str, t.Any], check: bool) -> Request:
-    patterns = {name: tuple(params[name]) for name in ("include", "exclude")}
     return Request(
         **{name: params[name] for name in AS_THEY_ARE},
-        **patterns,
+        include=tuple(params["include"]),
+        exclude=tuple(params["exclude"]),
         dest=os.path.abspath(params["dest"]),
         load_format="mistral" if params["load_format"] == "mistral" else "auto",
         offline=params["offline"] and not params["source"],  # a folder is no network

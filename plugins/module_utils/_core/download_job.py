@@ -9,6 +9,7 @@ import typing as t
 from pathlib import Path
 
 from .effects import Clock, Report, Sleep
+from .errors import VllmError
 from .hub import FileSpec, Resolved
 
 __all__ = ["PLACEHOLDER", "Effects", "Failure", "Fetch", "Order", "Request", "Source", "lock_of", "staging_of"]
@@ -87,6 +88,9 @@ class Source(t.Protocol):
 
     def probe(self, commit: str, path: str) -> None:
         """Raise for whatever forbids to fetch this file."""
+
+    def vanished(self, path: str) -> VllmError:
+        """The verdict where a file that was listed is not there when it is fetched."""
 
 
 class Order(t.NamedTuple):

@@ -176,7 +176,7 @@ def final(source: Source, place: Path, free: int, failures: t.Mapping[str, Failu
         if failure.kind == "disk_full":
             return became_full(place, name, free)
         if failure.kind == "entry":
-            return inconsistent(f"{source.repo_id} lists {name} but does not hold it.", [name])
+            return source.vanished(name)
         if failure.kind == "client_missing":
             return VllmError(
                 f"This Python cannot load huggingface_hub ({failure.message}).",

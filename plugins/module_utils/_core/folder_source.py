@@ -83,6 +83,10 @@ class FolderSource:
         if not os.access(file, os.R_OK):
             raise unreadable([file])
 
+    def vanished(self, path: str) -> VllmError:
+        """The verdict where a file that was listed is not there when it is copied."""
+        return _incomplete(self.folder, [path])
+
     def path(self, commit: str, path: str) -> Path:
         """Where a file lies."""
         return self._snapshot(commit).folder / path

@@ -97,6 +97,15 @@ class Hub:
         """Ask whether this token may fetch ``path``, without fetching it: listing a gated repository is open to everybody."""
         self._get(self._file_url(commit, path), path, method="HEAD")
 
+    def vanished(self, path: str) -> VllmError:
+        """The verdict where a file that was listed is not there."""
+        return VllmError(
+            f"{self.repo_id} on {self.endpoint} lists {path} but does not hold it.",
+            code="repository_inconsistent",
+            remedy="Downloading again will not help: choose another revision or tell its publisher.",
+            details={"damaged": [path]},
+        )
+
     def _file_url(self, commit: str, path: str) -> str:
         return f"{self.endpoint}/{self.repo_id}/resolve/{commit}/{quote(path)}"
 
@@ -164,12 +173,7 @@ class Hub:
 
     def _not_found(self, code: str, subject: str) -> VllmError:
         if code == "EntryNotFound":
-            return VllmError(
-                f"{self.repo_id} on {self.endpoint} lists {subject} but does not hold it.",
-                code="repository_inconsistent",
-                remedy="Downloading again will not help: choose another revision or tell its publisher.",
-                details={"damaged": [subject]},
-            )
+            return self.vanished(subject)
         return VllmError(
             f"{self.endpoint} holds no model repository {self.repo_id}.",
             code="repository_not_found",

@@ -82,7 +82,7 @@ def read_receipt(folder: Path) -> t.Optional[Receipt]:
     try:
         record = json.loads((folder / RECEIPT_NAME).read_text(encoding="utf-8"))
         return _decode(record) if record["format"] == _FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

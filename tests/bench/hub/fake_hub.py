@@ -12,10 +12,13 @@ DIR holds repositories as plain folders ``<org>/<name>/``, each with an optional
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import re
+import socket
+import sys
 import threading
 import time
 import typing as t
@@ -23,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-__all__ = ["FakeHub"]
+__all__ = ["FakeHub", "FakeXetStore"]
 
 SETTINGS = ".hub.json"
 LFS_FROM = 10 * 1024 * 1024
@@ -44,11 +47,18 @@ class Blob(t.NamedTuple):
     def etag(self) -> str:
         return self.sha256 if self.lfs else self.git_sha1
 
-    def entry(self) -> dict[str, t.Any]:
+    def entry(self, in_xet: bool) -> dict[str, t.Any]:
         entry: dict[str, t.Any] = {"type": "file", "path": self.path, "size": self.size, "oid": self.git_sha1}
         if self.lfs:
             entry["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
+        if self.lfs and in_xet:
+            entry["xetHash"] = self.xet_hash
         return entry
+
+    @property
+    def xet_hash(self) -> str:
+        """A name of its own in the Xet store."""
+        return hashlib.sha256(self.sha256.encode()).hexdigest()
 
 
 class Repository:
@@ -63,7 +73,7 @@ class Repository:
 
     @property
     def settings(self) -> dict[str, t.Any]:
-        """``commit``, ``revisions`` (names of branches and tags), ``gated`` or ``private`` (then ``tokens`` may enter)."""
+        """What ``.hub.json`` says: see README.md."""
         try:
             return dict(json.loads((self.folder / SETTINGS).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -146,7 +156,33 @@ class FakeHub(ThreadingHTTPServer):
         self.faults: list[Fault] = []
         self.bytes_sent = 0
         self._repositories: dict[str, Repository] = {}
+        self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
+
+    def get_request(self) -> tuple[socket.socket, t.Any]:
+        connection, address = super().get_request()
+        with self._lock:
+            self._connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: t.Any) -> None:
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: t.Any, client_address: t.Any) -> None:
+        """A client that went away is none of the hub's errors."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def vanish(self) -> None:
+        """Go away in the middle of everything: no new connections, and the open ones break."""
+        self.shutdown()
+        self.server_close()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def port(self) -> int:
@@ -235,10 +271,10 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _route(self, path: str, fault: t.Mapping[str, t.Any]) -> None:
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path)
+        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree|xet-read-token)/(.+)", path)
         if api:
             name, kind, revision = api.groups()
-            (self._revision if kind == "revision" else self._tree)(name, revision)
+            {"revision": self._revision, "tree": self._tree, "xet-read-token": self._xet_token}[kind](name, revision)
             return
         file = re.fullmatch(r"/(cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if not file:
@@ -259,7 +295,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _tree(self, name: str, revision: str) -> None:
         query = parse_qs(urlsplit(self.path).query)
-        entries = [blob.entry() for blob in self._repository(name, revision).blobs().values()]
+        repository = self._repository(name, revision)
+        in_xet = bool(repository.settings.get("xet"))
+        entries = [blob.entry(in_xet) for blob in repository.blobs().values()]
         first, limit = int(query.get("cursor", ["0"])[0]), int(query.get("limit", ["1000"])[0])
         headers = {}
         if first + limit < len(entries):
@@ -267,6 +305,15 @@ class Handler(BaseHTTPRequestHandler):
                 f'<{self._home()}/api/models/{name}/tree/{revision}?recursive=true&cursor={first + limit}&limit={limit}>; rel="next"'
             )
         self._json(entries[first : first + limit], headers)
+
+    def _xet_token(self, name: str, revision: str) -> None:
+        """Where the Xet store is, and a key to it."""
+        store = self._repository(name, revision).settings.get("xet")
+        if not store:
+            raise Refused(404)
+        expires = int(time.time()) + 3600
+        headers = {"X-Xet-Cas-Url": store, "X-Xet-Access-Token": "xet-token", "X-Xet-Token-Expiration": str(expires)}
+        self._json({"casUrl": store, "accessToken": "xet-token", "exp": expires}, headers)
 
     def _file(self, name: str, revision: str, filename: str, fault: t.Mapping[str, t.Any], *, cdn: bool) -> None:
         repository = self._repository(name, revision, trusted=cdn)
@@ -279,6 +326,9 @@ class Handler(BaseHTTPRequestHandler):
         if blob.lfs and not cdn:
             headers.update({"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(blob.size)})
             headers["Location"] = f"{self._cdn()}/cdn/{name}/resolve/{repository.commit}/{quote(filename)}"
+            if repository.settings.get("xet"):
+                headers["X-Xet-Hash"] = blob.xet_hash
+                headers["Link"] = f'<{self._home()}/api/models/{name}/xet-read-token/{repository.commit}>; rel="xet-auth"'
             self._head(302, {**headers, "Content-Length": "0"})
             return
         self._content(repository.folder / filename, blob.size, headers, fault)
@@ -372,6 +422,31 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.bytes_sent += len(chunk)
                 if rate:
                     time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+
+
+class FakeXetStore(ThreadingHTTPServer):
+    """A Xet store that holds nothing and remembers who came: whoever fetches through a mirror has no business there."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int = 0, bind: str = "127.0.0.1") -> None:
+        super().__init__((bind, port), _XetHandler)
+        self.log: list[str] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
+
+
+class _XetHandler(BaseHTTPRequestHandler):
+    server: FakeXetStore
+
+    def log_message(self, format: str, *args: t.Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.server.log.append(f"GET {self.path}")
+        self.send_error(404)
 
 
 def main() -> None:
