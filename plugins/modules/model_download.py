@@ -215,7 +215,7 @@ linked:
   returned: success
   sample: [model-00001-of-00126.safetensors]
 unproven:
-  description: The files whose content is not proven, with O(verify=receipt). In check mode: a run would hash them and fetch those that fail.
+  description: With O(verify=receipt) the files whose content is not proven. In check mode a run would hash them and fetch those that fail.
   type: list
   elements: str
   returned: success

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,8 @@ print(json.dumps([answer, kept, json.loads(start().communicate()[0]), files()]))
 
 
 def test_a_disk_that_becomes_full_is_named_and_what_was_finished_is_kept(bench: Bench) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("util-linux has no unshare here")
     bench.models.mkdir()
     bench.faults({"match": "/cdn/", "rate": 250_000})
     arguments = json.dumps({"ANSIBLE_MODULE_ARGS": bench.arguments(max_workers=2, retry_timeout=20)})
@@ -230,10 +233,11 @@ def test_a_hub_without_metadata_is_out_of_reach(bench: Bench, check: bool) -> No
 
 def test_a_hub_that_wants_to_be_asked_later_is_asked_later(bench: Bench) -> None:
     later: Answer = {"status": 429, "headers": {"Retry-After": "1"}, "times": 1}
-    bench.faults(*({"match": match, **later} for match in ("/revision/", "/tree/", f"/cdn/.*{SHARDS[0]}", f"/cdn/.*{SHARDS[3]}")))
+    bench.faults(*({"match": match, **later} for match in ("/revision/", f"/cdn/.*{SHARDS[0]}", f"/cdn/.*{SHARDS[3]}")))
     began = time.monotonic()
     assert bench.look(retry_timeout=5)["changed"] is True
-    assert time.monotonic() - began > 4
+    # One second for the metadata, and the client itself adds another to the one for the content.
+    assert time.monotonic() - began > 3
     assert contents_asked_for(bench) == sorted([*SHARDS, SHARDS[0], SHARDS[3]])
 
 

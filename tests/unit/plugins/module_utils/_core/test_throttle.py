@@ -84,8 +84,13 @@ def test_never_more_than_the_limit_since_the_first_byte_and_a_second_of_burst(li
 
 def test_threads_share_one_limit() -> None:
     throttle = Throttle(1_000_000, time.monotonic, time.sleep)
+
+    def move() -> None:
+        for _chunk in range(10):
+            throttle.spent(10_000)
+
     began = time.monotonic()
-    threads = [threading.Thread(target=lambda: [throttle.spent(10_000) for _chunk in range(10)]) for _thread in range(4)]
+    threads = [threading.Thread(target=move) for _thread in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
