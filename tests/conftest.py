@@ -9,9 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parent
 
 # A link there leads back to the checkout; and the helpers of the tests are the package ``support``.
 sys.path[:0] = [str(TESTS.parent / "playbooks" / "collections"), str(TESTS)]
 
 pytest_plugins = ["support.download_bench"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--oldest-python", help="the oldest Python of a host, with its Hub client; the tests for it are skipped without")

@@ -92,7 +92,7 @@ options:
     default: 8
   bandwidth_limit:
     description:
-      - The most bytes a second that this host fetches or copies, for instance V(200MB). By default there is no limit.
+      - The most bytes a second that this run fetches or copies, for instance V(200MB). By default there is no limit.
       - With a limit the Xet protocol is not used.
     type: bytes
   remove_unexpected:
@@ -111,7 +111,9 @@ options:
     type: int
     default: 300
   stall_timeout:
-    description: After how many seconds without a single byte a transfer is broken off and tried again.
+    description:
+      - After how many seconds without a single byte all transfers are broken off and tried again.
+      - A single connection that is silent for half as long is taken up again by itself.
     type: int
     default: 120
   lock_timeout:

@@ -206,6 +206,8 @@ def _name(random: Random, oddity: float) -> str:
     """The inside of a quoted name, ready escaped."""
     if _odd(random, oddity * 2):
         return random.choice(["", "a", "1", "-0", "\\u005f_metadata__"]) + random.choice(ESCAPES)
+    if _odd(random, oddity / 4):
+        return "__metadata__"
     return random.choice(["a", "b", "c", "model.layers.0.mlp.weight", "x" * 40, "h-0"]) + str(random.randrange(30))
 
 
@@ -221,6 +223,15 @@ def _value(random: Random, depth: int = 0) -> str:
     if kind < 7:
         return "[" + ",".join(_value(random, depth + 1) for _item in range(random.randrange(3))) + "]"
     return "{" + ",".join(f'"{_name(random, 0.1)}":{_value(random, depth + 1)}' for _item in range(random.randrange(3))) + "}"
+
+
+def _unread(random: Random) -> str:
+    """A value for a field that nobody reads: what must be valid all the same."""
+    if _odd(random, 0.4):
+        return _value(random)
+    return random.choice(
+        [_number(random), _nested(random), '"' + random.choice(ESCAPES) + '"', random.choice(["NaN", "Infinity", "-0", "true"])]
+    )
 
 
 def _nested(random: Random) -> str:
@@ -280,12 +291,32 @@ def _rearranged(random: Random, fields: list[str], oddity: float) -> list[str]:
     if _odd(random, oddity):
         fields.pop(random.randrange(len(fields)))
     for _repetition in range(random.choice([1, 1, 2]) if _odd(random, oddity * 2) else 0):
-        fields.insert(random.randrange(len(fields) + 1), f'"{random.choice(["x", "Shape", "start", _name(random, 0.1)])}":{_value(random)}')
+        fields.insert(
+            random.randrange(len(fields) + 1), f'"{random.choice(["x", "Shape", "start", _name(random, 0.1)])}":{_unread(random)}'
+        )
     return fields
 
 
-def _array(random: Random, items: t.Iterable[str], oddity: float) -> str:
-    return "[" + _comma(random, oddity).join(_number(random) if _odd(random, oddity / 2) else item for item in items) + "]"
+def _array(random: Random, items: t.Sequence[str], oddity: float) -> str:
+    if not items and _odd(random, oddity):
+        return random.choice(["{}", "null", "false", '""', "0"])
+    return "[" + _comma(random, oddity).join(_respelled(random, item, oddity) for item in items) + "]"
+
+
+def _respelled(random: Random, number: str, oddity: float) -> str:
+    """The same number as JSON or Python may also spell it, or another one."""
+    if not _odd(random, oddity / 2):
+        return number
+    same = [
+        f"-{number}",
+        f"0{number}",
+        f"{number}.0",
+        f"{number}e0",
+        f'"{number}"',
+        f" {number}",
+        {"0": "false", "1": "true"}.get(number, "null"),
+    ]
+    return random.choice([*same, _number(random)])
 
 
 def _twisted(random: Random, text: str, oddity: float) -> str:
@@ -306,7 +337,7 @@ def _gap(random: Random, oddity: float) -> str:
 
 def _comma(random: Random, oddity: float) -> str:
     return (
-        _gap(random, oddity / 2) + "," + _gap(random, oddity / 2) if not _odd(random, oddity / 8) else random.choice(["", ",,", ";", " "])
+        _gap(random, oddity / 2) + "," + _gap(random, oddity / 2) if not _odd(random, oddity / 3) else random.choice(["", ",,", ";", " "])
     )
 
 

@@ -56,6 +56,16 @@ def with_other_python(version: str, *arguments: str) -> t.Callable[[], t.Iterato
     return commands
 
 
+def with_oldest_python() -> t.Iterator[list[str]]:
+    """Hosts may have a Python that the tools no longer run on: the tests run on ours and start the modules with that one."""
+    python = find_python("3.9")
+    if not python:
+        raise Skip("no Python 3.9 on this machine")
+    folder = other_venv("3.9")
+    yield [sys.executable, str(ROOT / "tests" / "gates" / "venv.py"), str(folder), python, str(ROOT / ".config" / "oldest-host.txt")]
+    yield tool("python", "-m", "pytest", f"--oldest-python={folder / 'bin' / 'python'}", "tests/unit/plugins/test_oldest_python.py")
+
+
 def lint() -> list[Step]:
     """Style and types, Ansible's production profile on each ansible-core, documentation, changelog."""
     others = [
@@ -95,7 +105,8 @@ def units() -> list[Step]:
         )
         for version in OTHER_PYTHONS
     ]
-    return [Step("units", "unit tests", fixed(tool(*UNIT_TESTS))), *others]
+    oldest = Step("units, Python 3.9", "modules on the oldest Python of a host, with the Hub client it can have", with_oldest_python)
+    return [Step("units", "unit tests", fixed(tool(*UNIT_TESTS))), *others, oldest]
 
 
 def artefact() -> list[Step]:

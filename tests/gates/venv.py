@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The gpufleet.vllm contributors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a venv with the project's tools, once for each state of the requirements:   venv.py FOLDER [PYTHON]
+"""Make a venv with the project's tools, once for each state of the requirements:   venv.py FOLDER [PYTHON [REQUIREMENTS]]
 
 Runs with the machine's own Python, before anything is installed.
 """
@@ -57,31 +57,31 @@ def require_venv_module(python: str) -> None:
         subprocess.run([apt_get, *arguments], check=True, env=env, stdout=subprocess.DEVNULL)
 
 
-def install_tools(folder: Path) -> None:
+def install_tools(folder: Path, requirements: Path) -> None:
     """With uv, which is many times as quick; with pip where there is no uv, or where only pip is set up for the network."""
     python = str(folder / "bin" / "python")
     uv = shutil.which("uv", path=f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
     if uv:
-        argv = [uv, "pip", "install", "--quiet", "--python", python, "--requirement", str(REQUIREMENTS)]
+        argv = [uv, "pip", "install", "--quiet", "--python", python, "--requirement", str(requirements)]
         if subprocess.run(argv, check=False).returncode == 0:
             return
         print(f"{folder.name}: uv could not, so pip does", flush=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
+    subprocess.run([*pip, "--requirement", str(requirements)], check=True)
 
 
-def make_venv(folder: Path, python: str) -> None:
+def make_venv(folder: Path, python: str, requirements: Path = REQUIREMENTS) -> None:
     """Create or complete the venv; nothing happens if its stamp says that the requirements are in it."""
     stamp = folder / ".ready"
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
         return
     start = time.monotonic()
-    print(f"{folder.name}: installing the tools of {REQUIREMENTS.relative_to(ROOT)} ...", flush=True)
+    print(f"{folder.name}: installing what {requirements.relative_to(ROOT)} names ...", flush=True)
     if not (folder / "bin" / "python").exists():
         require_venv_module(python)
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
-    install_tools(folder)
+    install_tools(folder, requirements)
     stamp.write_text(digest)
     print(f"{folder.name}: ready after {time.monotonic() - start:.0f} s", flush=True)
 
@@ -90,7 +90,8 @@ def main() -> None:
     require_version()
     folder = Path(sys.argv[1]).absolute()
     try:
-        make_venv(folder, sys.argv[2] if len(sys.argv) > 2 else os.path.realpath(sys.executable))
+        requirements = Path(sys.argv[3]).absolute() if len(sys.argv) > 3 else REQUIREMENTS
+        make_venv(folder, sys.argv[2] if len(sys.argv) > 2 else os.path.realpath(sys.executable), requirements)
     except subprocess.CalledProcessError as error:
         sys.exit(f"{folder.name}: '{' '.join(map(str, error.cmd))}' failed with status {error.returncode}.")
 

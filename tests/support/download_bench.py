@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import subprocess
+import sys
 import threading
 import time
 import typing as t
@@ -50,6 +51,7 @@ class Bench:
     """A hub with one repository, and the module run against it."""
 
     def __init__(self, folder: Path) -> None:
+        self.python, self.environment = sys.executable, environment()
         self.repository = make_repository(folder / "hub")
         self.models = folder / "models"
         self.hub = fake_hub.FakeHub(folder / "hub", 0, "127.0.0.1")
@@ -88,12 +90,12 @@ class Bench:
 
     def start(self, **options: t.Any) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            module_command("model_download"),
+            module_command("model_download", self.python),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(),
+            env=self.environment,
         )
         assert child.stdin
         child.stdin.write(json.dumps({"ANSIBLE_MODULE_ARGS": self.arguments(**options)}))

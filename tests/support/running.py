@@ -33,9 +33,9 @@ def load_file(path: Path, name: str = "") -> t.Any:
     return sys.modules[name]
 
 
-def module_command(name: str) -> list[str]:
+def module_command(name: str, python: str = sys.executable) -> list[str]:
     """The command line of one module, for an environment with PYTHONPATH; the options are expected on its input."""
-    return [sys.executable, "-m", f"ansible_collections.gpufleet.vllm.plugins.modules.{name}"]
+    return [python, "-m", f"ansible_collections.gpufleet.vllm.plugins.modules.{name}"]
 
 
 def environment(**changes: t.Optional[str]) -> dict[str, str]:
@@ -51,11 +51,13 @@ def read_answer(output: str) -> Answer:
     return answer
 
 
-def run_module(name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, **options: t.Any) -> Answer:
+def run_module(
+    name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, python: str = sys.executable, **options: t.Any
+) -> Answer:
     """The result of one module in a process of its own."""
     arguments = {"_ansible_remote_tmp": str(folder), **options}
     done = subprocess.run(
-        module_command(name),
+        module_command(name, python),
         input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
         capture_output=True,
         text=True,

@@ -96,6 +96,7 @@ class Staging:
 
             order = Order(self.surveyor.commit, specs, self.folder, attempt, lambda: self._seen(survey), landed)
             failures = self.effects.fetch(order)
+            self.forget_client()  # its partial files would keep a full disk full
             for spec in specs:
                 if spec.path not in proving and (self.folder / spec.path).exists():
                     landed(spec.path)

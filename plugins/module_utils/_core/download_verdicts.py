@@ -157,10 +157,10 @@ def gave_up(endpoint: str, pending: t.Sequence[str], failures: t.Mapping[str, Fa
     """No further file came in for too long."""
     if bad and not failures:
         return corrupt_source(endpoint, bad)
-    unreachable = any(failure.kind == "unreachable" for failure in failures.values())
+    unreachable = {name: failure for name, failure in failures.items() if failure.kind == "unreachable"}
     opening = "The hub could not be reached: " if unreachable else ""
     return VllmError(
-        f"{opening}{len(pending)} of the files did not arrive ({some(pending)}): {reason(failures, bad)}.",
+        f"{opening}{len(pending)} of the files did not arrive ({some(pending)}): {reason(unreachable or failures, bad)}.",
         code="hub_unreachable" if unreachable else "incomplete",
         remedy=f"Check {endpoint} and run again: finished files are kept.",
         details={"missing": list(pending)},
