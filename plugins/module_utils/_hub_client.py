@@ -349,7 +349,7 @@ def _meter(throttle: Throttle) -> type:
         def __init__(self, *_arguments: t.Any, **_options: t.Any) -> None:
             pass
 
-        def __enter__(self) -> Meter:
+        def __enter__(self) -> t.Any:
             return self
 
         def __exit__(self, *_exception: object) -> None:

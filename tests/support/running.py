@@ -52,12 +52,12 @@ def read_answer(output: str) -> Answer:
 
 
 def run_module(
-    name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, python: str = sys.executable, **options: t.Any
+    name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, interpreter: str = sys.executable, **options: t.Any
 ) -> Answer:
     """The result of one module in a process of its own."""
     arguments = {"_ansible_remote_tmp": str(folder), **options}
     done = subprocess.run(
-        module_command(name, python),
+        module_command(name, interpreter),
         input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
         capture_output=True,
         text=True,

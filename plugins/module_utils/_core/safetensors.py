@@ -284,7 +284,7 @@ def _size(dtype: t.Any, shape: t.Sequence[t.Any]) -> t.Optional[int]:
 
 def _is_count(number: t.Any) -> bool:
     """A true in JSON is no number, although Python takes it for one."""
-    return type(number) is int and 0 <= number <= _MAX_COUNT
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _MAX_COUNT
 
 
 def _check_coverage(tensors: t.Mapping[str, Tensor], data_start: int, data_bytes: int) -> None:
