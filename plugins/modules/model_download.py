@@ -259,7 +259,12 @@ shards:
       elements: str
       sample: []
 tensors_unindexed:
-  description: Tensors that a shard holds and the index does not name, among the shards whose headers were read in this run.
+  description: How many tensors a shard holds and the index does not name, among the shards whose headers were read in this run.
+  type: int
+  returned: success
+  sample: 0
+tensors_unindexed_names:
+  description: The first ten of them.
   type: list
   elements: str
   returned: success

@@ -27,6 +27,8 @@ from .snapshot import Selection, absent_shards, index_name, read_index, unexpect
 
 __all__ = ["download"]
 
+_EXAMPLES = 10
+
 
 def download(request: Request, effects: Effects) -> dict[str, t.Any]:
     """Converge ``dest``; answers with the module's result, or raises :class:`VllmError`."""
@@ -245,6 +247,7 @@ class _Download:
         files, shards = survey.selection.files, survey.selection.shards
         here = {name: entry.size for name, entry in survey.good.items()}
         strange, leftovers, removed = self._tidied(survey)
+        unindexed = survey.unindexed()
         return {
             "changed": changed or bool(removed),
             "commit": self.commit,
@@ -264,7 +267,8 @@ class _Download:
                 "damaged": survey.shards(missing=False),
                 "unexpected": strange,
             },
-            "tensors_unindexed": survey.unindexed(),
+            "tensors_unindexed": len(unindexed),
+            "tensors_unindexed_names": unindexed[:_EXAMPLES],
             "leftovers": leftovers,
             "removed": removed,
             "verified": verified,

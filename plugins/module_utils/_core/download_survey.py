@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import typing as t
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from . import download_verdicts as verdicts
 from .download_job import Effects, Request
@@ -92,8 +92,9 @@ class Surveyor:
         """Owner and mode of files and of the folders they lie in: before hashing, since a change of either moves the ctime."""
         paths = {folder, folder / RECEIPT_NAME}
         for name in names:
-            path = folder / name
-            paths.update((path, *(parent for parent in path.parents if folder in parent.parents)))
+            paths.add(folder / name)
+            if "/" in name:
+                paths.update(folder / parent for parent in PurePosixPath(name).parents)
         for path in sorted(paths):
             if path.exists() and not path.is_symlink() and self.effects.settle(path, False):
                 self.attributes_changed = True

@@ -205,10 +205,11 @@ def remarks(repo_id: str, result: t.Mapping[str, t.Any]) -> t.Iterator[str]:
     """What does not keep a run from going well and is worth a look."""
     if "renamed_to" in result:
         yield f"{repo_id} is called {result['renamed_to']} now. Set repo_id to that name."
-    strange, leftovers, unindexed = result["shards"]["unexpected"], result["leftovers"], result["tensors_unindexed"]
+    strange, leftovers, unindexed = result["shards"]["unexpected"], result["leftovers"], result["tensors_unindexed_names"]
     if strange:
         yield f"{result['path']} holds files that are no part of the snapshot ({some(strange)}). Set remove_unexpected to remove them."
     if leftovers:
         yield f"Interrupted downloads of other commits were left ({some(leftovers)}). Set remove_unexpected to remove them."
     if unindexed:
-        yield f"The index leaves out {len(unindexed)} tensors that its shards hold ({some(unindexed)}); an engine may not load them."
+        count = result["tensors_unindexed"]
+        yield f"The index leaves out {count} tensors that its shards hold, such as {unindexed[0]}; an engine may not load them."

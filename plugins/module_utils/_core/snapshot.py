@@ -77,7 +77,9 @@ def read_index(raw: bytes) -> Index:
         weight_map = json.loads(raw.decode("utf-8"))["weight_map"]
         shards: Index = {}
         for tensor, shard in weight_map.items():
-            shards.setdefault(_safe(shard), set()).add(tensor)
+            if shard not in shards:
+                shards[_safe(shard)] = set()
+            shards[shard].add(tensor)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise inconsistent(f"{INDEX_NAME} is no index ({exc}).", [INDEX_NAME]) from exc
     if not shards:
