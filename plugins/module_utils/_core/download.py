@@ -23,7 +23,7 @@ from .errors import VllmError
 from .hub import COMMIT, FileSpec
 from .leftovers import leftovers_beside, leftovers_in_store, remove, size_of
 from .receipt import RECEIPT_NAME, Receipt, identify, read_receipt, write_receipt
-from .snapshot import Selection, absent_shards, index_name, read_index, unexpected
+from .snapshot import Index, absent_shards, index_name, read_index, select, unexpected
 
 __all__ = ["download"]
 
@@ -68,7 +68,11 @@ def _with_what_lies_here(request: Request, error: VllmError) -> VllmError:
         return error
     newest = max(indices, key=lambda place: place.stat().st_mtime_ns)
     here = {path.relative_to(newest.parent).as_posix() for path in newest.parent.rglob("*")}
-    return verdicts.unproven(error, newest.parent, absent_shards(here, read_index(newest.read_bytes())))
+    try:
+        index = read_index(newest.read_bytes())
+    except VllmError:  # what lies here is not even an index
+        return error
+    return verdicts.unproven(error, newest.parent, absent_shards(here, index))
 
 
 class _Download:
@@ -108,7 +112,8 @@ class _Download:
 
     def _confirmed(self, receipt: Receipt) -> dict[str, t.Any]:
         """Nothing to prove; owner and mode may still have to change, which moves each file's ctime and nothing else."""
-        selection = Selection({name: receipt.manifest[name] for name in receipt.files}, receipt.shards, ())
+        shards: Index = {shard: set() for shard in receipt.shards}
+        selection = select(receipt.manifest, shards, receipt.include, receipt.exclude, receipt.load_format)
         self.surveyor.settle(self.folder, receipt.files)
         if self.surveyor.attributes_changed and not self.request.check:
             files = {name: identify(self.folder / name, entry.sha256) for name, entry in receipt.files.items()}

@@ -96,6 +96,8 @@ def test_an_unreachable_hub_is_a_failure_whatever_lies_in_the_folder(bench: Benc
     assert answer["failed"]
     assert (answer["code"], answer["missing"]) == ("hub_unreachable", [shard_name(3)])
     assert "connection refused" in answer["msg"]
+    (bench.folder / "model.safetensors.index.json").write_text("no index")
+    assert bench.look(endpoint="http://127.0.0.1:9", check=check)["code"] == "hub_unreachable"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,7 @@ def test_second_copies_of_the_weights_are_left_out_and_stale_shards_reported(ben
     (bench.folder / "model-00009-of-00009.safetensors").write_bytes(b"x")
     again = bench.look()
     assert (again["changed"], again["shards"]["unexpected"]) == (False, ["model-00009-of-00009.safetensors"])
+    assert again["left_out"] == answer["left_out"]
     assert "remove_unexpected" in str(again["warnings"])
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.download_bench import REPOSITORY, Bench, bench_fixture, fake_hub, shard_name  # noqa: F401 (a fixture)
+from support.download_bench import Bench, fake_hub, shard_name
 from support.running import Answer, environment, module_command, read_answer
 
 SHARDS = [shard_name(number) for number in range(5)]
