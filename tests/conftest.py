@@ -19,5 +19,9 @@ sys.path[:0] = [str(TESTS.parent / "playbooks" / "collections"), str(TESTS)]
 pytest_plugins = ["support.download_bench"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: run on one Python in `make test`, and on each in `make test-all`")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--oldest-python", help="the oldest Python of a host, with its Hub client; the tests for it are skipped without")

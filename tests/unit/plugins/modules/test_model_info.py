@@ -202,4 +202,5 @@ def test_every_returned_field_is_documented(name: str, tmp_path: Path) -> None:
     write_weights(folder / "model.safetensors", {"lm_head.weight": 8})
     answer = read(folder)
     assert "failed" not in answer
-    assert set(undocumented(answer, yaml.safe_load(model_info.RETURN))) == {"changed", "invocation"}
+    # Older controllers are also told how the module was called.
+    assert set(undocumented(answer, yaml.safe_load(model_info.RETURN))) - {"invocation"} == {"changed"}
