@@ -10,7 +10,9 @@ import typing as t
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core import gpu_wait
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpu_readings import Reading
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpus import Gpu, GpuProcess, ReadError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.procs import ProcessInfo
 
 GIB = 1024**3
 ENGINE = GpuProcess(21960, "C", int(13.8 * GIB), "VLLM::EngineCore", "vllm", "vllm-a.service", "S", 100)
@@ -41,6 +43,7 @@ class Bench:
         self.readings = list(readings)
         self.now = 0.0
         self.said: list[str] = []
+        self.known: dict[int, ProcessInfo] = {}
 
     def __enter__(self) -> Bench:
         return self
@@ -48,8 +51,9 @@ class Bench:
     def __exit__(self, *exception: object) -> None:
         return None
 
-    def memory(self) -> t.Sequence[Gpu]:
-        return self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+    def memory(self) -> t.Sequence[Reading]:
+        gpus = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        return [Reading(gpu, {one.pid: self.known[one.pid] for one in gpu.processes if one.pid in self.known}) for gpu in gpus]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
