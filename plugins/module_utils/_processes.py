@@ -14,6 +14,7 @@ import pwd
 import signal
 import typing as t
 
+from ._core.effects import ReadText
 from ._core.errors import VllmError
 from ._core.procs import ProcessInfo, read_process
 from ._core.reap import Member, UnitRun, ancestors, invocation_of, is_left_behind, manager_roots, system_unit
@@ -41,15 +42,16 @@ def start_time(pid: int) -> t.Optional[int]:
 
 
 class UnitProcesses:
-    """The processes of one system unit; ``find_run`` says what of it is meant to be alive."""
+    """The processes of one system unit; ``find_run`` says what of it is meant to be alive, ``read`` reads control groups."""
 
-    def __init__(self, unit: str, find_run: t.Callable[[], UnitRun]) -> None:
+    def __init__(self, unit: str, find_run: t.Callable[[], UnitRun], read: ReadText = read_text) -> None:
         self._unit = unit
         self._find_run = find_run
+        self._read = read
 
     def left_behind(self) -> list[Member]:
         """Listed first and judged then: a process that begins in between is not among them."""
-        roots = _roots()
+        roots = _roots(self._read)
         spared = ancestors(os.getpid(), read_text)
         pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in spared)
         members = list(filter(None, (self._member(pid, roots) for pid in pids)))
@@ -67,7 +69,7 @@ class UnitProcesses:
         """Where the kernel has handles of processes, the one opened here is of the process that is looked at then, or of none."""
         handle = _open_handle(member.pid)
         try:
-            now = self._member(member.pid, _roots())
+            now = self._member(member.pid, _roots(self._read))
             if now is None or now.is_dead or now.start_time != member.start_time:
                 return False
             _send(member.pid, handle, _SIGNALS[name])
@@ -84,12 +86,12 @@ class UnitProcesses:
 
     def _member(self, pid: int, roots: t.Mapping[str, str]) -> t.Optional[Member]:
         """The process, if it is of this unit."""
-        if system_unit(_read_or_empty(f"/proc/{pid}/cgroup"), roots) != self._unit:
+        if _unit_of(pid, roots, self._read) != self._unit:
             return None
         found = identify(pid)
         if found is None:
             return None
-        invocation = invocation_of(_read_or_empty(f"/proc/{pid}/environ"))
+        invocation = invocation_of(_read_or_empty(f"/proc/{pid}/environ", read_text))
         return Member(pid, found.start_time, found.name, found.user, self._unit, invocation, found.is_dead)
 
 
@@ -98,16 +100,20 @@ def own_run(unit: str, invocation: t.Optional[str]) -> UnitRun:
 
     Nothing is certain, so nothing is left over, where this process is not in the unit: somebody runs it by hand.
     """
-    roots = _roots()
-    ours = [pid for pid in ancestors(os.getpid(), read_text) if system_unit(_read_or_empty(f"/proc/{pid}/cgroup"), roots) == unit]
+    roots = _roots(read_text)
+    ours = [pid for pid in ancestors(os.getpid(), read_text) if _unit_of(pid, roots, read_text) == unit]
     began = [start_time(pid) for pid in ours]
     if os.getpid() not in ours or None in began:
         return UnitRun(unit, is_certain=False)
     return UnitRun(unit, min(one for one in began if one is not None), invocation)
 
 
-def _roots() -> dict[str, str]:
-    return manager_roots(_read_or_empty("/proc/1/cgroup"))
+def _roots(read: ReadText) -> dict[str, str]:
+    return manager_roots(_read_or_empty("/proc/1/cgroup", read))
+
+
+def _unit_of(pid: int, roots: t.Mapping[str, str], read: ReadText) -> t.Optional[str]:
+    return system_unit(_read_or_empty(f"/proc/{pid}/cgroup", read), roots)
 
 
 def _open_handle(pid: int) -> t.Optional[int]:
@@ -124,8 +130,8 @@ def _send(pid: int, handle: t.Optional[int], number: signal.Signals) -> None:
         signal.pidfd_send_signal(handle, number)
 
 
-def _read_or_empty(path: str) -> str:
+def _read_or_empty(path: str, read: ReadText) -> str:
     try:
-        return read_text(path)
+        return read(path)
     except OSError:
         return ""

@@ -79,14 +79,16 @@ def wait_until_free(
     _check_pace(stable_samples, interval, timeout)
     watch = _Watch(threshold, targets, stable_samples, clock(), report)
     while True:
+        began = clock()
         if reaper:
-            reaper.look(clock())
+            reaper.look(began)
         watch.look(sample(), clock())
         left = watch.started + timeout - clock()
         verdict = watch.verdict(is_over=left <= 0, may_end=reaper is None or reaper.is_settled)
         if verdict:
             return watch.result(verdict, clock(), reaper.records() if reaper else [])
-        sleep(min(interval, left))
+        # From look to look, however long a look takes; yet never without a pause.
+        sleep(min(max(began + interval - clock(), interval / 5), left))
 
 
 class Reader(t.Protocol):
@@ -204,11 +206,12 @@ class _Target:
         self.last, self.reading = gpu, reading
 
     def _see_movement(self, gpu: Gpu, now: float) -> None:
-        used, before = gpu.memory_used or 0, self.last.memory_used
-        still = STEADY_SHARED if shares_host_memory(gpu) else STEADY
-        self.is_steady = self._still_at is not None and abs(used - self._still_at) <= still
-        if not self.is_steady:
-            self._still_at = used
+        """Against the figure at which memory last stood still, so that slow movement is movement and a flicker is none."""
+        used, before = gpu.memory_used or 0, self._still_at
+        self.is_steady = before is not None and abs(used - before) <= (STEADY_SHARED if shares_host_memory(gpu) else STEADY)
+        if self.is_steady:
+            return
+        self._still_at = used
         if before is not None and used < before:
             self.fell_at = now
 

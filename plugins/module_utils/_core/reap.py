@@ -197,12 +197,13 @@ class _Pursuit:
 
 
 class Reaper:
-    """Ends what a unit left behind, a step with each look: SIGTERM, SIGKILL after :data:`GRACE`, and says each step."""
+    """Ends what a unit left behind, a step with each look: SIGTERM, SIGKILL after ``grace`` seconds, and says each step."""
 
-    def __init__(self, unit: str, processes: Processes, say: t.Callable[[str], None]) -> None:
+    def __init__(self, unit: str, processes: Processes, say: t.Callable[[str], None], grace: float = GRACE) -> None:
         self._unit = unit
         self._processes = processes
         self._say = say
+        self._grace = grace
         self._pursuits: dict[tuple[int, int], _Pursuit] = {}
         self._next_look: t.Optional[float] = None
 
@@ -249,7 +250,7 @@ class Reaper:
         if not self._processes.lives(pursuit.member):
             pursuit.gone = True
             self._say(f"pid {pursuit.member.pid} {pursuit.member.name} is gone {now - pursuit.began:.1f} s after SIGTERM")
-        elif pursuit.signal == "TERM" and waited >= GRACE:
+        elif pursuit.signal == "TERM" and waited >= self._grace:
             self._send(pursuit, "KILL", now)
         elif pursuit.signal == "KILL" and waited >= GIVE_UP:
             pursuit.gave_up = True
