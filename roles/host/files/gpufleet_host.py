@@ -43,10 +43,8 @@ def run_command(argv: t.Sequence[str]) -> CommandResult:
 def wait_for_gpus(files: HostFiles) -> int:
     """ExecStartPre. A blocked release does not wait: serve is going to refuse it, and it is serve's refusal that ends the restarts."""
     release = files.current_release()
-    if files.block(release["id"]):
-        return 0
     reaper = left_over_reaper(files) if gpu_wait.wants_reaping(release["gpu_wait"], "own") else None
-    if release["gpus"]:
+    if release["gpus"] and not files.block(release["id"]):
         return gpu_wait.run(release, _nvml.Sampler, clock=time.monotonic, sleep=time.sleep, say=say, reaper=reaper)
     if reaper:
         reap.settle(reaper, gpu_wait.DEFAULTS["interval"], time.monotonic, time.sleep)

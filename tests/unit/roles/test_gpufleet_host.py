@@ -250,9 +250,13 @@ def test_left_overs_are_left_alone(host: Host, gpu_machine: t.Any, unit: UnitGro
 
 
 @needs_groups
-def test_left_overs_of_an_engine_without_gpus_are_ended_too(host: Host, unit: UnitGroup) -> None:
+@pytest.mark.parametrize("blocked", [False, True], ids=["without GPUs", "of a blocked release"])
+def test_left_overs_are_ended_where_no_gpu_is_waited_for_too(host: Host, unit: UnitGroup, blocked: bool) -> None:
     left = unit.start([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"])
     past_the_tick()
+    if blocked:
+        host.release(["0"], max_used=2**30)
+        host.block()
     done = host.start(unit.command(host.argv("gpu-wait")), os.environ)
     assert (done.returncode, left.wait()) == (0, -signal.SIGTERM)
     assert "is gone" in done.stdout
