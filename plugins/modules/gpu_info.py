@@ -18,8 +18,8 @@ description:
     RV(gpus[].not_supported).
   - NVML is read in a child process with a deadline, because NVML itself can hang in the driver.
   - Uses C(nvidia-ml-py) where the interpreter has it, and a few calls of its own where not, so it works on a host that has
-    nothing but the driver. Those few read identity, memory, processes and what decides whether a GPU can be used; what they cannot
-    tell is named in RV(binding_lacks).
+    nothing but the driver. Those few read identity, memory, processes, NUMA node, MIG mode and the health of the memory; what they
+    cannot tell is named in RV(binding_lacks).
 options:
   gpus:
     description:

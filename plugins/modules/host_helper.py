@@ -71,19 +71,46 @@ from ..module_utils._core import (
     effects,
     errors,
     failures,
+    gpu_choice,
+    gpu_details,
+    gpu_links,
+    gpu_names,
     gpu_wait,
     gpus,
     host_files,
     journal,
     log_lines,
+    nvml_calls,
     nvml_minimal,
+    pci,
     phases,
     procs,
     unit,
 )
 from ..module_utils._zipapp import zip_application
 
-_CORE = (diagnose, durable, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
+_CORE = (
+    diagnose,
+    durable,
+    effects,
+    errors,
+    failures,
+    gpu_choice,
+    gpu_details,
+    gpu_links,
+    gpu_names,
+    gpu_wait,
+    gpus,
+    host_files,
+    journal,
+    log_lines,
+    nvml_calls,
+    nvml_minimal,
+    pci,
+    phases,
+    procs,
+    unit,
+)
 
 
 def _source(part: t.Any) -> str:

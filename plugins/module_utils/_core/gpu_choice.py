@@ -21,9 +21,9 @@ from .pci import pci_key
 __all__ = ["choose_gpus", "why_unusable"]
 
 Facts = t.Mapping[str, t.Any]
-_Refusals = t.Mapping[int, str]
+_Pairs = t.Mapping[tuple[int, int], tuple[int, int]]
 
-_FARNESS = {"X": 0, "PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
+_FARNESS = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
 _BY_NVLINK = 0
 _UNKNOWN = 6
 # Beyond that many sets only neighbours by PCI address are compared: addresses follow the machine's wiring.
@@ -147,21 +147,29 @@ def _too_few(gpus: t.Sequence[Facts], wanted: int, usable: int, owners: t.Mappin
 
 
 def _best_joined(free: t.Sequence[Facts], wanted: int) -> list[Facts]:
-    """``free`` is in the order of PCI addresses, and so are the sets: the first of equals has the lowest."""
-    nearest = min(_sets(_pools(free, wanted), wanted), key=_distance)
-    return list(nearest)
+    """``free`` is in the order of PCI addresses, so the first of equal sets has the lowest."""
+    pairs = {(one, other): _pair(free[one], free[other]) for one, other in itertools.combinations(range(len(free)), 2)}
+    nodes = [_node(gpu) for gpu in free]
+    nearest = min(_sets(_pools(nodes, wanted), wanted), key=lambda chosen: _distance(chosen, nodes, pairs))
+    return [free[place] for place in nearest]
 
 
-def _pools(free: t.Sequence[Facts], wanted: int) -> list[list[Facts]]:
-    """The GPUs of each NUMA node that has enough; all of them together where none has."""
-    nodes: dict[int, list[Facts]] = {}
-    for gpu in free:
-        if gpu.get("numa_node") is not None:
-            nodes.setdefault(int(gpu["numa_node"]), []).append(gpu)
-    return [members for members in nodes.values() if len(members) >= wanted] or [list(free)]
+def _node(gpu: Facts) -> t.Union[int, str]:
+    """Its NUMA node; one that is not known counts as a node of its own."""
+    node = gpu.get("numa_node")
+    return str(gpu["uuid"]) if node is None else int(node)
 
 
-def _sets(pools: t.Iterable[t.Sequence[Facts]], wanted: int) -> t.Iterator[tuple[Facts, ...]]:
+def _pools(nodes: t.Sequence[t.Union[int, str]], wanted: int) -> list[list[int]]:
+    """The places of the GPUs of each NUMA node that has enough; of all GPUs where none has."""
+    of_node: dict[t.Union[int, str], list[int]] = {}
+    for place, node in enumerate(nodes):
+        of_node.setdefault(node, []).append(place)
+    known = (pool for node, pool in of_node.items() if isinstance(node, int))
+    return [pool for pool in known if len(pool) >= wanted] or [list(range(len(nodes)))]
+
+
+def _sets(pools: t.Iterable[t.Sequence[int]], wanted: int) -> t.Iterator[tuple[int, ...]]:
     for pool in pools:
         if math.comb(len(pool), wanted) <= _MOST_SETS:
             yield from itertools.combinations(pool, wanted)
@@ -169,29 +177,19 @@ def _sets(pools: t.Iterable[t.Sequence[Facts]], wanted: int) -> t.Iterator[tuple
             yield from (tuple(pool[first : first + wanted]) for first in range(len(pool) - wanted + 1))
 
 
-def _distance(chosen: tuple[Facts, ...]) -> tuple[t.Any, ...]:
+def _distance(chosen: tuple[int, ...], nodes: t.Sequence[t.Union[int, str]], pairs: _Pairs) -> tuple[t.Any, ...]:
     """Fewer nodes first, then the nearer worst pair, then the nearer next worst and so on, then more NVLinks, then PCI addresses."""
-    pairs = [_pair(one, other) for one, other in itertools.combinations(chosen, 2)]
-    return (
-        _nodes(chosen),
-        sorted((farness for farness, _links in pairs), reverse=True),
-        -sum(links for _farness, links in pairs),
-        [_address(gpu) for gpu in chosen],
-    )
-
-
-def _nodes(chosen: t.Sequence[Facts]) -> int:
-    """How many NUMA nodes they hang on; one that is not known counts as one of its own."""
-    known = {gpu["numa_node"] for gpu in chosen if gpu.get("numa_node") is not None}
-    return len(known) + sum(1 for gpu in chosen if gpu.get("numa_node") is None)
+    joined = [pairs[pair] for pair in itertools.combinations(chosen, 2)]
+    farness = sorted((far for far, _nvlinks in joined), reverse=True)
+    return len({nodes[place] for place in chosen}), farness, -sum(nvlinks for _far, nvlinks in joined), chosen
 
 
 def _pair(one: Facts, other: Facts) -> tuple[int, int]:
     """How far apart two GPUs are, and by how many NVLinks they are joined."""
     for link in one.get("links") or ():
         if link.get("uuid") == other.get("uuid"):
-            links = int(link.get("nvlinks") or 0)
-            return (_BY_NVLINK if links else _FARNESS.get(str(link.get("path")), _UNKNOWN)), links
+            nvlinks = int(link.get("nvlinks") or 0)
+            return (_BY_NVLINK if nvlinks else _FARNESS.get(str(link.get("path")), _UNKNOWN)), nvlinks
     return _UNKNOWN, 0
 
 

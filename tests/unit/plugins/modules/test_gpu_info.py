@@ -77,7 +77,7 @@ def test_retired_pages_of_an_older_part_are_counted(gpu_machine: t.Any) -> None:
     assert gpu["retired_pages"] == {"single_bit": 2, "double_bit": 1, "pending": True}
 
 
-def links(gpu: t.Any) -> dict[int, tuple[str, int]]:
+def links(gpu: t.Any) -> dict[int, tuple[t.Optional[str], int]]:
     return {link["index"]: (link["path"], link["nvlinks"]) for link in gpu["links"]}
 
 

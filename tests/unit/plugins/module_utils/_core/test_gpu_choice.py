@@ -323,6 +323,6 @@ def test_no_pair_of_any_choice_of_two_is_farther_than_another_of_its_node(host: 
     assert distance(one, other) == min(distance(a, b) for a, b in itertools.combinations(free, 2))
 
 
-def distance(one: Facts, other: Facts) -> int:
+def distance(one: t.Mapping[str, t.Any], other: t.Mapping[str, t.Any]) -> int:
     (link,) = (link for link in one["links"] if link["uuid"] == other["uuid"])
     return -1 if link["nvlinks"] else ["PIX", "PXB", "PHB", "NODE", "SYS", None].index(link["path"])
