@@ -87,7 +87,7 @@ class Sampler:
         return [_reading(*row) for row in self._ask(_MEMORY)]
 
     def everything(self) -> list[Gpu]:
-        """Every GPU with placement and health."""
+        """Every GPU with all that a plan or a report needs: placement, links, health, limits."""
         return [_gpu(row) for row in self._ask(_EVERYTHING)]
 
     def host(self) -> Host:
@@ -165,7 +165,8 @@ class Sampler:
 def _gpu(row: t.Sequence[t.Any]) -> Gpu:
     gpu = Gpu(*row)
     processes = tuple(GpuProcess(*process) for process in gpu.processes)
-    return gpu._replace(processes=processes, errors=tuple(ReadError(*error) for error in gpu.errors))
+    errors = tuple(ReadError(*error) for error in gpu.errors)
+    return gpu._replace(processes=processes, errors=errors, not_supported=tuple(gpu.not_supported), unknown=tuple(gpu.unknown))
 
 
 def _reading(gpu: t.Sequence[t.Any], known: t.Mapping[str, t.Sequence[t.Any]]) -> Reading:

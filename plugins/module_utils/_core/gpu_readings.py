@@ -9,7 +9,9 @@ import typing as t
 
 from .effects import ReadText
 from .errors import VllmError
+from .gpu_details import read_recovery
 from .gpus import Gpu, Identify, ReadError, read_gpus, select_gpus
+from .nvml_calls import Readings
 from .procs import ProcessInfo
 
 __all__ = ["Reading", "TargetReader", "choose_targets", "shares_host_memory"]
@@ -18,16 +20,6 @@ MIG = "MIG-"
 NO_PERMISSION = 4
 _SLOW_EVERY = 20
 """What hardly changes is read again with every so many readings."""
-_FIELD_RECOVERY_ACTION = 230
-_RECOVERY_ACTIONS = {
-    1: "gpu_reset",
-    2: "node_reboot",
-    3: "drain_p2p",
-    4: "drain_and_reset",
-    5: "imex_domain_reset",
-    6: "bus_reset",
-    7: "system_reboot",
-}
 _NO_MEMORY: dict[str, t.Any] = {
     "memory_total": None,
     "memory_used": None,
@@ -100,12 +92,10 @@ class TargetReader:
         if handle is None:
             return {}
         mig = self._try("nvmlDeviceGetMigMode", handle)
-        fields = self._try("nvmlDeviceGetFieldValues", handle, [_FIELD_RECOVERY_ACTION])
-        action = int(fields[0].value.uiVal) if fields is not None and fields[0].nvmlReturn == 0 else None
         return {
             "memory_numa_node": self._try("nvmlDeviceGetNumaNodeId", handle),
             "mig": None if mig is None else bool(mig[0]),
-            "recovery_action": None if action is None else _RECOVERY_ACTIONS.get(action, "none"),
+            "recovery_action": read_recovery(Readings(self._nvml), handle)["recovery_action"],
         }
 
     def _read_mig_devices(self, parent: Gpu, known: dict[int, ProcessInfo]) -> list[Gpu]:

@@ -193,6 +193,27 @@ def test_nvml_that_hangs_from_the_first_call_on_ends_at_its_deadline(gpu_machine
     assert time.monotonic() - began < 10
 
 
+def divide(machine: t.Any, *used: int) -> list[str]:
+    """GPU 0 divided into MIG devices of 24000 MiB with that much used; answers with their UUIDs."""
+    uuids = [f"MIG-0000000{place}-1111-2222-3333-444444444444" for place in range(len(used))]
+    parts = [f"gpu 0 mig_device {2 * place} {place} 0 24000 {mib} {uuids[place]} card MIG 1g.24gb" for place, mib in enumerate(used)]
+    machine.nvml.add_lines(["gpu 0 mig 1", *parts], machine.dir)
+    return uuids
+
+
+@pytest.mark.parametrize("binding", ["nvidia-ml-py", "minimal"])
+def test_mig_devices_are_targets_of_their_own(gpu_machine: t.Any, binding: str) -> None:
+    if binding == "minimal":
+        gpu_machine.without_binding()
+    free, held = divide(gpu_machine, 0, 20000)
+    answer = gpu_machine.module("gpu_memory_wait", gpus=[free], utilization=0.9, **QUICK)
+    assert (answer["free"], answer["gpus"][0]["mig_device"], answer["gpus"][0]["uuid"]) == (True, True, free)
+    assert answer["binding"].startswith(binding)
+    answer = gpu_machine.module("gpu_memory_wait", gpus=["1", held[:12], free], utilization=0.9, timeout=0.2, **QUICK)
+    assert [gpu["free"] for gpu in answer["gpus"]] == [True, False, True]
+    assert f"GPU 0 ({held}) has 3.91 GiB of 23.4 GiB free and needs 21.1 GiB" in answer["msg"]
+
+
 # -- what an earlier run left behind -------------------------------------------------------------------------------------------
 
 needs_groups = pytest.mark.skipif(not is_possible(), reason="control groups cannot be made here")
