@@ -42,6 +42,7 @@ class UnitGroup:
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
+        self._children: list[subprocess.Popen[str]] = []
         self._slice = next(_mounts()) / "gpufleettest.slice"
         self.folder = self._slice / unit
 
@@ -58,6 +59,8 @@ class UnitGroup:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
             time.sleep(0.005)
+        for child in self._children:
+            child.communicate()
         self.folder.rmdir()
         with contextlib.suppress(OSError):
             self._slice.rmdir()
@@ -76,6 +79,7 @@ class UnitGroup:
     def start(self, argv: t.Sequence[str], **options: t.Any) -> subprocess.Popen[str]:
         """A process in the group, once it has printed a line."""
         child = subprocess.Popen(self.command(argv), stdout=subprocess.PIPE, text=True, **options)
+        self._children.append(child)
         assert child.stdout and child.stdout.readline()
         return child
 
