@@ -52,7 +52,7 @@ def left_behind(host: t.Any) -> t.Iterator[set[int]]:
         yield engine
         host.check_output(f"rm {DROP_IN}")
         host.check_output("systemctl daemon-reload")
-        host.check_output(f"systemctl stop {STRANGER}")
+        host.check_output(f"systemctl stop {STRANGER} && systemctl reset-failed {UNIT}")
 
 
 def test_the_next_start_ends_the_engine_that_was_left_behind_and_serves(host: t.Any, left_behind: set[int]) -> None:
