@@ -15,13 +15,29 @@ from ..module_utils._core.gpus import choose_gpus
 __all__ = ["FilterModule"]
 
 
-def _choose_gpus(gpus: t.Sequence[t.Mapping[str, t.Any]], wanted: t.Union[int, t.Sequence[str]]) -> list[t.Mapping[str, t.Any]]:
-    if isinstance(gpus, (str, t.Mapping)) or not isinstance(gpus, t.Sequence):
+def _choose_gpus(
+    gpus: t.Sequence[t.Mapping[str, t.Any]],
+    wanted: t.Union[int, t.Sequence[str]],
+    taken: t.Optional[t.Mapping[str, str]] = None,
+    current: t.Sequence[str] = (),
+) -> list[t.Mapping[str, t.Any]]:
+    if not _is_list(gpus):
         raise AnsibleFilterError(f"choose_gpus takes the list gpus that gpu_info returns, not {type(gpus).__name__}.")
+    for gpu in gpus:
+        if not isinstance(gpu, t.Mapping) or "index" not in gpu:
+            raise AnsibleFilterError(f"choose_gpus takes the list gpus that gpu_info returns; {gpu!r} is no member of one.")
+    if taken is not None and not isinstance(taken, t.Mapping):
+        raise AnsibleFilterError(f"taken of choose_gpus maps the UUID of a GPU to its deployment; {taken!r} does not.")
+    if not _is_list(current):
+        raise AnsibleFilterError(f"current of choose_gpus is a list of UUIDs; {current!r} is not.")
     try:
-        return choose_gpus(gpus, wanted)
+        return choose_gpus(gpus, wanted, taken=taken, current=current)
     except VllmError as exc:
         raise AnsibleFilterError(str(exc)) from exc
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, t.Sequence) and not isinstance(value, str)
 
 
 class FilterModule:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import re
 import select
 import signal
@@ -24,8 +23,10 @@ from importlib import metadata
 
 from ._core import nvml_minimal
 from ._core.errors import VllmError
+from ._core.gpu_readings import Reading, TargetReader
 from ._core.gpus import Gpu, GpuProcess, Host, ReadError, explain_nvml_failure, read_gpus, read_host
-from ._core.procs import ProcessInfo, read_process
+from ._core.procs import ProcessInfo
+from ._processes import identify, read_text
 
 try:
     import pynvml
@@ -81,12 +82,12 @@ class Sampler:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def memory(self) -> list[Gpu]:
-        """Identity, memory and processes of every GPU: the reading to repeat."""
-        return [_gpu(row) for row in self._ask(_MEMORY)]
+    def memory(self) -> list[Reading]:
+        """Identity, memory and processes of every GPU and MIG device: the reading to repeat."""
+        return [_reading(*row) for row in self._ask(_MEMORY)]
 
     def everything(self) -> list[Gpu]:
-        """The same with placement and health."""
+        """Every GPU with all that a plan or a report needs: placement, links, health, limits."""
         return [_gpu(row) for row in self._ask(_EVERYTHING)]
 
     def host(self) -> Host:
@@ -164,7 +165,12 @@ class Sampler:
 def _gpu(row: t.Sequence[t.Any]) -> Gpu:
     gpu = Gpu(*row)
     processes = tuple(GpuProcess(*process) for process in gpu.processes)
-    return gpu._replace(processes=processes, errors=tuple(ReadError(*error) for error in gpu.errors))
+    errors = tuple(ReadError(*error) for error in gpu.errors)
+    return gpu._replace(processes=processes, errors=errors, not_supported=tuple(gpu.not_supported), unknown=tuple(gpu.unknown))
+
+
+def _reading(gpu: t.Sequence[t.Any], known: t.Mapping[str, t.Sequence[t.Any]]) -> Reading:
+    return Reading(_gpu(gpu), {int(pid): ProcessInfo(*info) for pid, info in known.items()})
 
 
 # ---- in the child --------------------------------------------------------------------------------------------------------
@@ -206,9 +212,10 @@ def _answer_all(nvml: t.Any, questions: int, answers: int) -> None:
     except nvml.NVMLError as exc:
         _send(answers, {"failure": _failure(nvml, exc)})
         return
+    targets = TargetReader(nvml, identify, read_text)
     while question:
         try:
-            _send(answers, {"answer": _answer(nvml, question)})
+            _send(answers, {"answer": targets.read() if question == _MEMORY else _answer(nvml, question)})
         except nvml.NVMLError as exc:
             _send(answers, {"failure": _failure(nvml, exc)})
         question = os.read(questions, 1)
@@ -217,7 +224,7 @@ def _answer_all(nvml: t.Any, questions: int, answers: int) -> None:
 def _answer(nvml: t.Any, question: bytes) -> t.Any:
     if question == _HOST:
         return read_host(nvml)
-    return read_gpus(nvml, identify=_identify, read_text=_read_text, health=question == _EVERYTHING)
+    return read_gpus(nvml, identify=identify, read_text=read_text, health=question == _EVERYTHING)
 
 
 def _failure(nvml: t.Any, exc: t.Any) -> dict[str, t.Any]:
@@ -230,7 +237,7 @@ def _failure(nvml: t.Any, exc: t.Any) -> dict[str, t.Any]:
 
 def _kernel_module_version() -> t.Optional[str]:
     try:
-        return _read_text("/sys/module/nvidia/version").strip()
+        return read_text("/sys/module/nvidia/version").strip()
     except OSError:
         return None
 
@@ -243,19 +250,6 @@ def _library_version(nvml: t.Any) -> t.Optional[str]:
         return None
     first, _dot, rest = version.partition(".")
     return rest if len(first) < 3 and rest else version
-
-
-def _identify(pid: int) -> t.Optional[ProcessInfo]:
-    return read_process(pid, _read_text, _user_name)
-
-
-def _user_name(uid: int) -> str:
-    return pwd.getpwuid(uid).pw_name
-
-
-def _read_text(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
 
 
 def _send(answers: int, record: t.Mapping[str, t.Any]) -> None:

@@ -64,26 +64,61 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _nvml
+from ..module_utils import _nvml, _processes
 from ..module_utils._core import (
     diagnose,
     durable,
     effects,
     errors,
     failures,
+    gpu_choice,
+    gpu_details,
+    gpu_links,
+    gpu_names,
+    gpu_readings,
+    gpu_threshold,
+    gpu_verdict,
     gpu_wait,
     gpus,
     host_files,
     journal,
     log_lines,
+    nvml_calls,
     nvml_minimal,
+    pci,
     phases,
     procs,
+    reap,
     unit,
 )
 from ..module_utils._zipapp import zip_application
 
-_CORE = (diagnose, durable, effects, errors, failures, gpu_wait, gpus, host_files, journal, log_lines, nvml_minimal, phases, procs, unit)
+_CORE = (
+    diagnose,
+    durable,
+    effects,
+    errors,
+    failures,
+    gpu_choice,
+    gpu_details,
+    gpu_links,
+    gpu_names,
+    gpu_readings,
+    gpu_threshold,
+    gpu_verdict,
+    gpu_wait,
+    gpus,
+    host_files,
+    journal,
+    log_lines,
+    nvml_calls,
+    nvml_minimal,
+    pci,
+    phases,
+    procs,
+    reap,
+    unit,
+)
 
 
 def _source(part: t.Any) -> str:
@@ -101,6 +136,7 @@ def application(python: str, main: str) -> bytes:
         "gpufleet_host/__init__.py": "",
         "gpufleet_host/_core/__init__.py": "",
         "gpufleet_host/_nvml.py": _source(_nvml),
+        "gpufleet_host/_processes.py": _source(_processes),
     }
     files.update({f"gpufleet_host/_core/{part.__name__.rpartition('.')[2]}.py": _source(part) for part in _CORE})
     return zip_application(files, f"{python} -I")

@@ -54,7 +54,9 @@ options:
     elements: str
     default: []
   gpu_wait:
-    description: What the unit's start waits for, as in M(gpufleet.vllm.gpu_memory_wait).
+    description:
+      - What the unit's start waits for, as in M(gpufleet.vllm.gpu_memory_wait).
+      - With C(reap=none) in it the start leaves processes alone that an earlier run of the unit left behind; it ends them by default.
     type: dict
     default: {}
   origin:

@@ -10,10 +10,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 import typing as t
 from pathlib import Path
 
-__all__ = ["HOST_PROGRAM", "ROOT", "TREE", "Answer", "environment", "load_file", "module_command", "read_answer", "run_module"]
+__all__ = ["HOST_PROGRAM", "ROOT", "TREE", "Answer", "environment", "load_file", "module_command", "read_answer", "run_module", "wait_for"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # A folder of collections whose gpufleet.vllm is a link back to the checkout.
@@ -68,3 +69,11 @@ def run_module(
     )
     assert done.stdout and not done.stderr, done.stderr
     return read_answer(done.stdout)
+
+
+def wait_for(condition: t.Callable[[], t.Any], seconds: float = 10.0) -> None:
+    """Look every few milliseconds until it is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not so after {seconds:g} s"
+        time.sleep(0.005)

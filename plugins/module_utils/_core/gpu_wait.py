@@ -9,20 +9,20 @@ not move, because an engine that starts while memory still moves fails its own s
 
 from __future__ import annotations
 
-import math
 import typing as t
 
 from .effects import Clock, Report, Sleep
 from .errors import VllmError
-from .gpus import Gpu, GpuProcess, fatal_error, select_gpus
+from .gpu_readings import Reading, choose_targets, shares_host_memory
+from .gpu_threshold import MIB, Threshold, check_possible, make_threshold, source_note, unattributed
+from .gpu_verdict import NEEDS_RESET, WaitResult, describe, exit_status, unless_free, who_holds
+from .gpus import Gpu, GpuProcess, ReadError, fatal_error
+from .reap import Reaper
 
 __all__ = [
     "DEFAULTS",
-    "EXIT_BUSY",
-    "EXIT_CONFIGURATION",
-    "EXIT_FREE",
-    "EXIT_GPU_FAULT",
-    "EXIT_NVML_UNAVAILABLE",
+    "Reader",
+    "Sample",
     "Threshold",
     "WaitResult",
     "describe",
@@ -32,88 +32,26 @@ __all__ = [
     "run",
     "unless_free",
     "wait_until_free",
+    "wants_reaping",
 ]
 
-EXIT_FREE, EXIT_BUSY, EXIT_NVML_UNAVAILABLE, EXIT_GPU_FAULT, EXIT_CONFIGURATION = 0, 75, 69, 70, 78
-
-Sample = t.Callable[[], t.Sequence[Gpu]]
+Sample = t.Callable[[], t.Sequence[Reading]]
 """Reads every GPU of the host, in NVML's order; raises :class:`VllmError` where NVML does not answer."""
 
 DEFAULTS: dict[str, t.Any] = {"stable_samples": 4, "interval": 0.05, "timeout": 180.0, "nvml_timeout": 30.0}
 """Of the wait's options: here for the module and for the host helper."""
 
-MIB = 1024**2
-GIB = 1024**3
 STEADY = 32 * MIB
 """Memory that moves less than this between two readings stands still."""
+STEADY_SHARED = 512 * MIB
+"""The same where the host's own doings move the figure."""
 RECENT = 5.0
 """Seconds in which memory must have fallen for the GPU to count as being released."""
 UNKILLABLE_AFTER = 10.0
-"""Seconds for which a process may leave a SIGKILL untaken before it counts as one that cannot die."""
+"""Seconds for which a thread may leave a SIGKILL untaken before its process counts as one that cannot die."""
 FAULTY_READINGS = 3
 """Readings of one GPU that may fail in a row before it counts as lost."""
-MENTIONED_HOLDERS = 8
-NOTABLE_UNATTRIBUTED = 256 * MIB
-
-
-class Threshold(t.NamedTuple):
-    """When a GPU counts as free: exactly one of the three is set. Bytes, and a share of the total."""
-
-    max_used: t.Optional[int] = None
-    min_free: t.Optional[int] = None
-    utilization: t.Optional[float] = None
-
-    def needs(self, gpu: Gpu) -> int:
-        """The bytes that must be free of this GPU; for ``max_used`` it is what that leaves."""
-        total = gpu.memory_total or 0
-        if self.utilization is not None:
-            return math.ceil(total * self.utilization)
-        return self.min_free if self.min_free is not None else total - (gpu.memory_reserved or 0) - (self.max_used or 0)
-
-    def is_met(self, gpu: Gpu) -> bool:
-        """Whether the reading is free."""
-        if gpu.memory_total is None or gpu.memory_used is None or gpu.memory_free is None:
-            return False
-        if self.max_used is not None:
-            return gpu.memory_used <= self.max_used
-        return gpu.memory_free >= self.needs(gpu)
-
-
-class WaitResult(t.NamedTuple):
-    """How the wait ended: ``verdict`` is ``free``, ``releasing``, ``held``, ``wedged`` or ``lost``; the rest is plain data."""
-
-    free: bool
-    verdict: str
-    waited_seconds: float
-    samples: int
-    gpus: list[dict[str, t.Any]]
-    holders: list[dict[str, t.Any]]
-    notes: list[str]
-
-    def facts(self) -> dict[str, t.Any]:
-        """What a module returns of it; the notes are warnings of their own."""
-        return {name: value for name, value in self._asdict().items() if name != "notes"}
-
-
-def make_threshold(
-    *, max_used: t.Optional[int] = None, min_free: t.Optional[int] = None, utilization: t.Optional[float] = None
-) -> Threshold:
-    """Exactly one of the three, and one that makes sense."""
-    given = {"max_used": max_used, "min_free": min_free, "utilization": utilization}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) != 1:
-        raise VllmError(
-            f"Exactly one of max_used, min_free and utilization says when a GPU is free; given: {', '.join(named) or 'none'}.",
-            code="bad_configuration",
-            remedy="Set utilization to the engine's gpu-memory-utilization, or one of the others.",
-        )
-    if utilization is not None and not 0 < utilization <= 1:
-        raise VllmError(
-            f"utilization is {utilization}: it is a share of the GPU's memory.", code="bad_configuration", remedy="Set 0.01 to 1.0."
-        )
-    if (max_used or 0) < 0 or (min_free or 0) < 0:
-        raise VllmError(f"{named[0]} is {given[named[0]]}: memory cannot be negative.", code="bad_configuration", remedy="Set 0 or more.")
-    return Threshold(max_used, min_free, utilization)
+_GONE = ReadError("presence", 0, "NVML lists it no longer")
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------------------
@@ -130,21 +68,27 @@ def wait_until_free(
     clock: Clock,
     sleep: Sleep,
     report: Report,
+    reaper: t.Optional[Reaper] = None,
 ) -> WaitResult:
     """Look every ``interval`` seconds until all ``targets`` (all GPUs where empty) are free or ``timeout`` seconds are over.
 
     Returns for every verdict (:func:`unless_free` turns a bad one into an error). Raises :class:`VllmError` where NVML does not
-    answer, a target does not exist, or the threshold asks for more than a GPU has.
+    answer, a target does not exist, or the threshold asks for more than a GPU has. With a ``reaper`` it also lasts until what the
+    reaper ends is gone, whether that holds memory or a port.
     """
     _check_pace(stable_samples, interval, timeout)
     watch = _Watch(threshold, targets, stable_samples, clock(), report)
     while True:
+        began = clock()
+        if reaper:
+            reaper.look(began)
         watch.look(sample(), clock())
         left = watch.started + timeout - clock()
-        verdict = watch.verdict(is_over=left <= 0)
+        verdict = watch.verdict(is_over=left <= 0, may_end=reaper is None or reaper.is_settled)
         if verdict:
-            return watch.result(verdict, clock())
-        sleep(min(interval, left))
+            return watch.result(verdict, clock(), reaper.records() if reaper else [])
+        # From look to look, however long a look takes; yet never without a pause.
+        sleep(min(max(began + interval - clock(), interval / 5), left))
 
 
 class Reader(t.Protocol):
@@ -152,22 +96,27 @@ class Reader(t.Protocol):
 
     def __enter__(self) -> Reader: ...
     def __exit__(self, *exception: object) -> None: ...
-    def memory(self) -> t.Sequence[Gpu]: ...
+    def memory(self) -> t.Sequence[Reading]: ...
 
 
 def run(
-    release: t.Mapping[str, t.Any], open_reader: t.Callable[[float], Reader], *, clock: Clock, sleep: Sleep, say: t.Callable[[str], None]
+    release: t.Mapping[str, t.Any],
+    open_reader: t.Callable[[float], Reader],
+    *,
+    clock: Clock,
+    sleep: Sleep,
+    say: t.Callable[[str], None],
+    reaper: t.Optional[Reaper] = None,
 ) -> int:
     """Wait for the GPUs of a release, say each change in a line, and answer with the host helper's exit status.
 
     ``release["gpus"]`` names the GPUs; ``release["gpu_wait"]`` has the options of ``gpu_memory_wait`` that differ from its defaults.
     """
+    tools: dict[str, t.Any] = {"clock": clock, "sleep": sleep, "report": lambda record: say(record["what"]), "reaper": reaper}
     try:
         threshold, pace, nvml_timeout = _settings(release["gpu_wait"])
         with open_reader(nvml_timeout) as reader:
-            result = wait_until_free(
-                reader.memory, release["gpus"], threshold, clock=clock, sleep=sleep, report=lambda record: say(record["what"]), **pace
-            )
+            result = wait_until_free(reader.memory, release["gpus"], threshold, **pace, **tools)
     except VllmError as exc:
         say(str(exc))
         return exit_status(exc)
@@ -176,14 +125,23 @@ def run(
     return exit_status(result)
 
 
+def wants_reaping(options: t.Mapping[str, t.Any], default: str) -> bool:
+    """Whether what the unit left behind is to be ended, by the option ``reap``."""
+    reap = options.get("reap") or default
+    if reap not in ("none", "own"):
+        raise VllmError(f"reap is {reap!r}.", code="bad_configuration", remedy="Set none or own.")
+    return bool(reap == "own")
+
+
 def _settings(options: t.Mapping[str, t.Any]) -> tuple[Threshold, dict[str, t.Any], float]:
     known = {*Threshold._fields, *DEFAULTS}
-    unknown = sorted(set(options) - known)
+    unknown = sorted(set(options) - known - {"reap"})
     if unknown:
         raise VllmError(
-            f"gpu_wait has no option {', '.join(unknown)}.", code="bad_configuration", remedy=f"It knows {', '.join(sorted(known))}."
+            f"gpu_wait has no option {', '.join(unknown)}.", code="bad_configuration", remedy=f"It knows {', '.join(sorted(known))}, reap."
         )
-    chosen = {name: _number(name, value) for name, value in {**DEFAULTS, **options}.items()}
+    given = {name: value for name, value in options.items() if name in known}
+    chosen = {name: _number(name, value) for name, value in {**DEFAULTS, **given}.items()}
     threshold = make_threshold(**{name: chosen.get(name) for name in Threshold._fields})
     return threshold, {name: chosen[name] for name in ("stable_samples", "interval", "timeout")}, float(chosen["nvml_timeout"])
 
@@ -220,68 +178,108 @@ def _check_pace(stable_samples: int, interval: float, timeout: float) -> None:
 
 
 class _Target:
-    """What is remembered of one GPU over the wait."""
+    """What is remembered of one GPU or MIG device over the wait."""
 
-    def __init__(self, gpu: Gpu, threshold: Threshold) -> None:
-        self.first = self.last = gpu
+    def __init__(self, reading: Reading, threshold: Threshold) -> None:
+        self.reading = reading
+        self.first = self.last = reading.gpu
         self._threshold = threshold
         self.is_steady = True
-        self._still_at = gpu.memory_used
+        self._still_at = reading.gpu.memory_used
         self.fell_at: t.Optional[float] = None
         self.bad_readings = 0
         self.kill_pending_since: dict[tuple[int, t.Optional[int]], float] = {}
 
-    def see(self, gpu: Gpu, now: float) -> None:
-        before = self.last.memory_used
-        if gpu.memory_used is None:
+    def see(self, reading: t.Optional[Reading], now: float) -> None:
+        gpu = reading.gpu if reading else self.last._replace(memory_used=None, errors=(_GONE,))
+        if reading is None or gpu.memory_used is None:
             self.bad_readings += 1
-            self.last = self.last._replace(errors=gpu.errors)
+            self.last = self.last._replace(errors=gpu.errors or (_GONE,), recovery_action=gpu.recovery_action)
             self.is_steady = False
             return
-        self.is_steady = self._still_at is not None and abs(gpu.memory_used - self._still_at) <= STEADY
-        if not self.is_steady:
-            self._still_at = gpu.memory_used
-        if before is not None and gpu.memory_used < before:
-            self.fell_at = now
+        self._see_movement(gpu, now)
         self.bad_readings = 0
         pending = {(one.pid, one.start_time) for one in gpu.processes if one.kill_pending}
         self.kill_pending_since = {key: self.kill_pending_since.get(key, now) for key in pending}
         if self.first.memory_used is None:
             self.first = gpu._replace(processes=self.first.processes)
-        self.last = gpu
+        self.last, self.reading = gpu, reading
+
+    def _see_movement(self, gpu: Gpu, now: float) -> None:
+        """Against the figure at which memory last stood still, so that slow movement is movement and a flicker is none."""
+        used, before = gpu.memory_used or 0, self._still_at
+        self.is_steady = before is not None and abs(used - before) <= (STEADY_SHARED if shares_host_memory(gpu) else STEADY)
+        if self.is_steady:
+            return
+        self._still_at = used
+        if before is not None and used < before:
+            self.fell_at = now
 
     @property
     def is_free(self) -> bool:
         return self.bad_readings == 0 and self._threshold.is_met(self.last)
 
     @property
-    def needs(self) -> int:
-        return self._threshold.needs(self.last)
-
-    @property
     def is_lost(self) -> bool:
-        return fatal_error(self.last) is not None or self.bad_readings >= FAULTY_READINGS
+        return fatal_error(self.last) is not None or self.last.recovery_action in NEEDS_RESET or self.bad_readings >= FAULTY_READINGS
 
     @property
     def holders(self) -> list[GpuProcess]:
         return sorted(self.last.processes, key=lambda one: (-(one.bytes or 0), one.pid))
 
-    @property
-    def unattributed(self) -> int:
-        known = sum(one.bytes or 0 for one in self.last.processes)
-        return max(0, (self.last.memory_used or 0) - known)
-
     def unkillable(self, now: float) -> list[GpuProcess]:
         stuck = {key for key, since in self.kill_pending_since.items() if now - since >= UNKILLABLE_AFTER}
         return [one for one in self.last.processes if (one.pid, one.start_time) in stuck]
 
+    def is_ending(self, process: GpuProcess) -> bool:
+        """The kernel takes it apart, and what it holds comes back in time."""
+        info = self.reading.known.get(process.pid)
+        return process.state in ("Z", "X") or bool(info and info.exiting)
+
     def is_releasing(self, now: float) -> bool:
-        ending = bool(self.last.processes) and all(one.kill_pending or one.state in ("Z", "X") for one in self.last.processes)
-        return ending or (self.fell_at is not None and now - self.fell_at <= RECENT)
+        leaving = [one.kill_pending or self.is_ending(one) for one in self.last.processes]
+        return (bool(leaving) and all(leaving)) or (self.fell_at is not None and now - self.fell_at <= RECENT)
+
+    def record(self, now: float) -> dict[str, t.Any]:
+        first, last = self.first, self.last
+        return {
+            "index": last.index,
+            "uuid": last.uuid,
+            "pci_bus_id": last.pci_bus_id,
+            "name": last.name,
+            "mig_device": self.reading.is_mig_device,
+            "free": self.is_free,
+            "memory_total": last.memory_total,
+            "memory_source": last.memory_source,
+            "needed_free": None if last.memory_total is None else self._threshold.needs(last),
+            "used_first": first.memory_used,
+            "used_last": last.memory_used,
+            "free_first": first.memory_free,
+            "free_last": last.memory_free,
+            "unattributed": unattributed(last),
+            "releasing": self.is_releasing(now),
+            "unkillable_pids": [one.pid for one in self.unkillable(now)],
+            "recovery_action": last.recovery_action,
+            "errors": [error._asdict() for error in last.errors],
+        }
+
+    def holder_records(self) -> list[dict[str, t.Any]]:
+        return [self._holder_record(one) for one in self.holders]
+
+    def _holder_record(self, process: GpuProcess) -> dict[str, t.Any]:
+        info = self.reading.known.get(process.pid)
+        shown = {name: getattr(process, name) for name in ("pid", "name", "unit", "user", "bytes", "type", "state", "start_time")}
+        return {
+            **shown,
+            "container": info.container if info else None,
+            "ending": self.is_ending(process),
+            "gpu": self.last.index,
+            "gpu_uuid": self.last.uuid,
+        }
 
 
 class _Watch:
-    """Follows the target GPUs from reading to reading."""
+    """Follows the targets from reading to reading."""
 
     def __init__(self, threshold: Threshold, wanted: t.Sequence[str], stable_samples: int, started: float, report: Report) -> None:
         self.started = self.now = started
@@ -289,30 +287,29 @@ class _Watch:
         self._wanted = wanted
         self._stable_samples = stable_samples
         self._report = report
-        self._targets: dict[int, _Target] = {}
+        self._targets: dict[str, _Target] = {}
         self._others: list[str] = []
         self._samples = self._in_a_row = 0
         self._said: t.Any = None
 
-    def look(self, gpus: t.Sequence[Gpu], now: float) -> None:
+    def look(self, readings: t.Sequence[Reading], now: float) -> None:
         self.now = now
         self._samples += 1
         if not self._targets:
-            self._choose(gpus)
-        by_index = {gpu.index: gpu for gpu in gpus}
-        for index, target in self._targets.items():
-            target.see(by_index.get(index, Gpu(index)), now)
+            self._choose(readings)
+        by_key = {reading.key: reading for reading in readings}
+        for key, target in self._targets.items():
+            target.see(by_key.get(key), now)
         free = all(target.is_free for target in self._targets.values())
         steady = all(target.is_steady for target in self._targets.values())
         self._in_a_row = 0 if not free else self._in_a_row + 1 if steady else 1
         self._say_changes()
 
-    def verdict(self, *, is_over: bool) -> str:
+    def verdict(self, *, is_over: bool, may_end: bool = True) -> str:
         """The verdict, or an empty word while there is reason to wait on."""
-        targets = self._targets.values()
-        if any(target.is_lost for target in targets):
+        if any(target.is_lost for target in self._targets.values()):
             return "lost"
-        if self._in_a_row >= self._stable_samples:
+        if self._in_a_row >= self._stable_samples and (may_end or is_over):
             return "free"
         if any(target.unkillable(self.now) for target in self._busy):
             return "wedged"
@@ -320,35 +317,41 @@ class _Watch:
             return ""
         return "releasing" if all(target.is_releasing(self.now) for target in self._busy) else "held"
 
-    def result(self, verdict: str, now: float) -> WaitResult:
+    def result(self, verdict: str, now: float, reaped: t.Sequence[dict[str, t.Any]] = ()) -> WaitResult:
         return WaitResult(
             free=verdict == "free",
             verdict=verdict,
             waited_seconds=round(now - self.started, 3),
             samples=self._samples,
-            gpus=[self._gpu_record(target) for target in self._targets.values()],
-            holders=[_holder_record(target.last.index, one) for target in self._busy for one in target.holders],
+            gpus=[target.record(self.now) for target in self._targets.values()],
+            holders=[record for target in self._busy for record in target.holder_records()],
             notes=self._notes(),
+            reaped=list(reaped),
         )
 
     @property
     def _busy(self) -> list[_Target]:
         return [target for target in self._targets.values() if not target.is_free]
 
-    def _choose(self, gpus: t.Sequence[Gpu]) -> None:
-        chosen = select_gpus(gpus, self._wanted)
+    def _choose(self, readings: t.Sequence[Reading]) -> None:
+        chosen = choose_targets(readings, self._wanted)
         if not chosen:
             raise VllmError("NVML shows no GPU on this host.", code="gpu_none", remedy="Check lspci and the driver (nvidia-smi -L).")
-        for gpu in chosen:
-            self._targets[gpu.index] = _Target(gpu, self._threshold)
-            _check_possible(gpu, self._threshold)
-        others = [gpu for gpu in gpus if gpu.index not in self._targets]
+        for reading in chosen:
+            self._targets[reading.key] = _Target(reading, self._threshold)
+            check_possible(reading.gpu, self._threshold)
+        mentioned = {reading.gpu.index for reading in chosen}
+        others = [reading.gpu for reading in readings if reading.gpu.index not in mentioned]
         found = [(gpu, fatal_error(gpu)) for gpu in others]
         self._others = [f"GPU {gpu.index}, which is not among the targets, cannot be used: {error.error}." for gpu, error in found if error]
 
     def _say_changes(self) -> None:
         """Report when another GPU became free or another process holds one, not each time a figure moves."""
-        state = [(target.last.index, [one.pid for one in target.holders], target.bad_readings > 0) for target in self._busy]
+        state = [
+            (key, [(one.pid, target.is_ending(one)) for one in target.holders], target.bad_readings > 0)
+            for key, target in self._targets.items()
+            if not target.is_free
+        ]
         if state == self._said or (not state and self._said is None):
             return
         self._said = state
@@ -359,189 +362,14 @@ class _Watch:
         total = len(self._targets)
         if not self._busy:
             return f"memory of {total} of {total} GPUs is free after {self.now - self.started:.1f} s; seeing whether it stays still"
-        waiting = "; ".join(_who(self._gpu_record(target), target.holders) for target in self._busy)
+        waiting = "; ".join(who_holds(target.record(self.now), target.holder_records()) for target in self._busy)
         return f"waiting for {len(self._busy)} of {total} GPUs: {waiting}"
 
-    def _gpu_record(self, target: _Target) -> dict[str, t.Any]:
-        first, last = target.first, target.last
-        return {
-            "index": last.index,
-            "uuid": last.uuid,
-            "pci_bus_id": last.pci_bus_id,
-            "name": last.name,
-            "free": target.is_free,
-            "memory_total": last.memory_total,
-            "memory_source": last.memory_source,
-            "needed_free": None if last.memory_total is None else target.needs,
-            "used_first": first.memory_used,
-            "used_last": last.memory_used,
-            "free_first": first.memory_free,
-            "free_last": last.memory_free,
-            "unattributed": target.unattributed,
-            "releasing": target.is_releasing(self.now),
-            "unkillable_pids": [one.pid for one in target.unkillable(self.now)],
-            "errors": [error._asdict() for error in last.errors],
-        }
-
     def _notes(self) -> list[str]:
-        sources = {
-            "nvml_v1": "the driver knows only the older memory reading, whose used figure counts the driver's reserve",
-            "system": "GPU and host share one memory, so the host's figures are used",
-        }
-        kinds = [(target.last.index, sources.get(target.last.memory_source)) for target in self._targets.values()]
-        return [*self._others, *(f"GPU {index}: {text}." for index, text in kinds if text)]
-
-
-def _check_possible(gpu: Gpu, threshold: Threshold) -> None:
-    """A threshold that even an idle GPU cannot meet would be waited for in vain."""
-    if gpu.memory_total is None:
-        return
-    most = gpu.memory_total - (gpu.memory_reserved or 0)
-    needed = threshold.needs(gpu)
-    if threshold.max_used is None and needed > most:
-        option = "min_free" if threshold.utilization is None else f"utilization {threshold.utilization:g}"
-        raise VllmError(
-            f"{option} asks for {_gib(needed)} free on GPU {gpu.index}, which has {_gib(most)} when idle.",
-            code="bad_configuration",
-            remedy="Lower it.",
-        )
-
-
-def _holder_record(index: int, process: GpuProcess) -> dict[str, t.Any]:
-    return {
-        "pid": process.pid,
-        "name": process.name,
-        "unit": process.unit,
-        "user": process.user,
-        "gpu": index,
-        "bytes": process.bytes,
-        "type": process.type,
-        "state": process.state,
-        "start_time": process.start_time,
-    }
-
-
-# ---- telling -------------------------------------------------------------------------------------------------------------
-
-
-def exit_status(outcome: t.Union[WaitResult, VllmError]) -> int:
-    """The host helper's exit status for a finished wait, or for the error that ended it."""
-    if isinstance(outcome, WaitResult):
-        by_verdict = {"free": EXIT_FREE, "lost": EXIT_GPU_FAULT, "wedged": EXIT_GPU_FAULT}
-        return by_verdict.get(outcome.verdict, EXIT_BUSY)
-    if outcome.code.startswith("nvml_") or outcome.code == "gpu_none":
-        return EXIT_NVML_UNAVAILABLE
-    by_code = {"gpu_memory_held": EXIT_BUSY, "gpu_memory_releasing": EXIT_BUSY, "gpu_wedged": EXIT_GPU_FAULT, "gpu_lost": EXIT_GPU_FAULT}
-    return by_code.get(outcome.code, EXIT_CONFIGURATION)
-
-
-def describe(result: WaitResult) -> str:
-    """The result in a line or two: what is free, or what is wrong and what to do."""
-    if not result.free:
-        return str(_failure(result))
-    return f"memory of {len(result.gpus)} of {len(result.gpus)} GPUs is free (waited {result.waited_seconds:.1f} s)"
-
-
-def unless_free(result: WaitResult) -> WaitResult:
-    """The result itself where all is free; raises what :func:`describe` says where not."""
-    if not result.free:
-        raise _failure(result)
-    return result
-
-
-def _failure(result: WaitResult) -> VllmError:
-    explain = {"lost": _lost, "wedged": _wedged}.get(result.verdict, _busy)
-    code = {"lost": "gpu_lost", "wedged": "gpu_wedged"}.get(result.verdict, f"gpu_memory_{result.verdict}")
-    message, remedy = explain(result)
-    return VllmError(message, code=code, remedy=remedy, details=result.facts())
-
-
-def _lost(result: WaitResult) -> tuple[str, str]:
-    broken = [gpu for gpu in result.gpus if gpu["errors"]]
-    named = "; ".join(f"{_name(gpu)}: {gpu['errors'][0]['error']}" for gpu in broken)
-    if any(error["code"] == 4 for gpu in broken for error in gpu["errors"]):
-        return (
-            f"A target GPU cannot be opened ({named}).",
-            "Run this as root (become: true), and read MIG devices through their parent as root.",
-        )
-    if any(error["code"] == 16 for gpu in broken for error in gpu["errors"]):
-        return f"A target GPU needs a reset ({named}).", "Stop everything that uses it and run nvidia-smi --gpu-reset, or reboot the host."
-    return (
-        f"A target GPU is lost to the driver ({named}).",
-        "Look for Xid lines in the kernel log; reboot the host, and if it comes back, reseat or replace the card.",
-    )
-
-
-def _wedged(result: WaitResult) -> tuple[str, str]:
-    stuck = [pid for gpu in result.gpus for pid in gpu["unkillable_pids"]]
-    holders = [_holder_text(one) for one in result.holders if one["pid"] in stuck]
-    places = ", ".join(_name(gpu) for gpu in result.gpus if gpu["unkillable_pids"])
-    return (
-        f"{places} stays taken by a process that was killed and cannot die: {'; '.join(dict.fromkeys(holders))}.",
-        "It hangs in the driver and only a reboot of the host frees the memory.",
-    )
-
-
-def _busy(result: WaitResult) -> tuple[str, str]:
-    busy = [gpu for gpu in result.gpus if not gpu["free"]]
-    total = len(result.gpus)
-    if not busy:
-        return f"The memory of {total} of {total} GPUs is free but did not stay still in {result.waited_seconds:.0f} s.", "Raise timeout."
-    shortages = "; ".join(_shortage(gpu, result.holders) for gpu in busy)
-    message = f"{len(busy)} of {total} GPUs did not become free in {result.waited_seconds:.0f} s: {shortages}."
-    return message, _remedy(result, busy)
-
-
-def _shortage(gpu: t.Mapping[str, t.Any], holders: t.Sequence[t.Mapping[str, t.Any]]) -> str:
-    """What one GPU lacks, and because of whom."""
-    room = f"{_name(gpu)} has {_gib(gpu['free_last'])} of {_gib(gpu['memory_total'])} free and needs {_gib(gpu['needed_free'])}"
-    return f"{room}, {_by(gpu, [one for one in holders if one['gpu'] == gpu['index']])}"
-
-
-def _remedy(result: WaitResult, busy: t.Sequence[t.Mapping[str, t.Any]]) -> str:
-    if result.verdict == "releasing":
-        return "The memory was still being released: raise timeout."
-    units = list(dict.fromkeys(one["unit"] for one in result.holders if one["unit"]))
-    services = [unit for unit in units if unit.endswith(".service")]
-    if services:
-        return f"Stop what holds it (systemctl stop {' '.join(services)}) or choose other GPUs."
-    pids = list(dict.fromkeys(str(one["pid"]) for one in result.holders if one["name"]))
-    if pids:
-        return f"End what holds it (pid {', '.join(pids)}) or choose other GPUs."
-    return (
-        "Look for the holder in other containers (PID namespaces); if there is none, the driver leaks the memory and the GPU needs a reset."
-    )
-
-
-def _who(gpu: t.Mapping[str, t.Any], processes: t.Sequence[GpuProcess]) -> str:
-    if gpu["errors"] and gpu["used_last"] is None:
-        return f"GPU {gpu['index']} cannot be read ({gpu['errors'][0]['error']})"
-    holders = [_holder_record(gpu["index"], one) for one in processes]
-    return f"GPU {gpu['index']} {_by(gpu, holders)}"
-
-
-def _by(gpu: t.Mapping[str, t.Any], holders: t.Sequence[t.Mapping[str, t.Any]]) -> str:
-    """Who holds the memory: ``held by pid 812 python3 (holder.service, user root) 58.6 GiB``."""
-    if not holders:
-        return f"{_gib(gpu['unattributed'])} held by no process that NVML lists" + (" and being released" if gpu["releasing"] else "")
-    named = [_holder_text(one) for one in holders[:MENTIONED_HOLDERS]]
-    if len(holders) > MENTIONED_HOLDERS:
-        named.append(f"{len(holders) - MENTIONED_HOLDERS} more")
-    if gpu["unattributed"] >= NOTABLE_UNATTRIBUTED:
-        named.append(f"{_gib(gpu['unattributed'])} of no listed process")
-    return "held by " + ", ".join(named)
-
-
-def _holder_text(holder: t.Mapping[str, t.Any]) -> str:
-    size = "an unknown amount" if holder["bytes"] is None else _gib(holder["bytes"])
-    if holder["name"] is None:
-        return f"pid {holder['pid']} (not visible here: ended, or of another PID namespace) {size}"
-    return f"pid {holder['pid']} {holder['name']} ({holder['unit'] or 'no unit'}, user {holder['user'] or 'unknown'}) {size}"
-
-
-def _name(gpu: t.Mapping[str, t.Any]) -> str:
-    return f"GPU {gpu['index']}" + (f" ({gpu['pci_bus_id']})" if gpu["pci_bus_id"] else "")
-
-
-def _gib(size: t.Optional[int]) -> str:
-    return "an unknown amount" if size is None else f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:.1f} GiB"
+        notes = [(target.last, source_note(target.last, self._threshold)) for target in self._targets.values()]
+        asked = [target.last for target in self._targets.values() if target.last.recovery_action not in (None, "none", *NEEDS_RESET)]
+        return [
+            *self._others,
+            *(f"GPU {gpu.index}: {note}." for gpu, note in notes if note),
+            *(f"GPU {gpu.index}: the driver asks for {gpu.recovery_action} when it is drained." for gpu in asked),
+        ]

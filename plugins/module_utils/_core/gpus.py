@@ -14,6 +14,23 @@ import typing as t
 
 from .effects import ReadText
 from .errors import VllmError
+from .gpu_choice import choose_gpus, why_unusable
+from .gpu_details import read_details
+from .gpu_links import Card, read_fabric, read_links, read_nvlinks
+from .gpu_names import Identity, places
+from .nvml_calls import (
+    FATAL,
+    FUNCTION_NOT_FOUND,
+    INSUFFICIENT_SIZE,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    VERSION_MISMATCH,
+    ReadError,
+    Readings,
+    text_of,
+)
+from .pci import normal_pci
 from .procs import ProcessInfo
 
 __all__ = [
@@ -29,35 +46,16 @@ __all__ = [
     "read_gpus",
     "read_host",
     "select_gpus",
+    "unread_by_binding",
 ]
 
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-INSUFFICIENT_SIZE = 7
-FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-VERSION_MISMATCH = 25
-_BAD_TEXT = -1
-_FATAL = (GPU_IS_LOST, RESET_REQUIRED, 8, 11)
 _PROCESS_LISTS = {
     "C": "nvmlDeviceGetComputeRunningProcesses",
     "G": "nvmlDeviceGetGraphicsRunningProcesses",
     "M": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
 _PROCESS_ATTEMPTS = 3
-_FIELD_RECOVERY_ACTION = 230
-_RECOVERY_ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "imex_domain_reset", "bus_reset", "system_reboot")
 _NUMA_WORDS = 4
-_PCI = re.compile(r"^(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?$")
-
-
-class ReadError(t.NamedTuple):
-    """A reading that NVML refused: which one, NVML's code and NVML's words."""
-
-    reading: str
-    code: int
-    error: str
 
 
 class GpuProcess(t.NamedTuple):
@@ -79,7 +77,9 @@ class Gpu(t.NamedTuple):
     """One GPU as read at one moment. Memory is in bytes.
 
     ``memory_source``: ``nvml_v2``; ``nvml_v1``, whose used figure counts the driver's reserve; ``system`` where GPU and host share
-    one memory; ``none``. ``memory_numa_node`` is set where the GPU's memory is itself a NUMA node of the host.
+    one memory; ``none``. ``memory_numa_node`` is set where the GPU's memory is itself a NUMA node of the host. ``details`` is what
+    :mod:`gpu_details` and :mod:`gpu_links` read; ``not_supported`` names what the part does not have, ``unknown`` what the binding
+    cannot ask.
     """
 
     index: int  # type: ignore[assignment] # hides tuple.index, which nobody needs here
@@ -101,6 +101,9 @@ class Gpu(t.NamedTuple):
     recovery_action: t.Optional[str] = None
     processes: tuple[GpuProcess, ...] = ()
     errors: tuple[ReadError, ...] = ()
+    details: t.Optional[t.Mapping[str, t.Any]] = None
+    not_supported: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 class Host(t.NamedTuple):
@@ -115,42 +118,17 @@ class Host(t.NamedTuple):
 Identify = t.Callable[[int], t.Optional[ProcessInfo]]
 
 
-class _Readings:
-    """Makes NVML calls and keeps the error of each that fails."""
-
-    def __init__(self, nvml: t.Any) -> None:
-        self._nvml = nvml
-        self.errors: list[ReadError] = []
-
-    def read(self, reading: str, function: str, *arguments: t.Any, expected: t.Sequence[int] = (), **options: t.Any) -> t.Any:
-        """The call's result, or :data:`None`. Codes in ``expected`` are an ordinary "there is none" and no error."""
-        try:
-            return getattr(self._nvml, function)(*arguments, **options)
-        except self._nvml.NVMLError as exc:
-            if exc.value not in expected:
-                self.errors.append(ReadError(reading, int(exc.value), str(exc)))
-        except AttributeError:
-            self.errors.append(ReadError(reading, FUNCTION_NOT_FOUND, f"this binding has no {function}"))
-        except UnicodeDecodeError as exc:
-            self.errors.append(ReadError(reading, _BAD_TEXT, f"not UTF-8: {exc}"))
-        return None
-
-    def failed_with(self, reading: str, codes: t.Sequence[int]) -> bool:
-        """Whether that reading was refused with one of the codes."""
-        return any(error.reading == reading and error.code in codes for error in self.errors)
-
-
 # ---- reading -------------------------------------------------------------------------------------------------------------
 
 
 def read_host(nvml: t.Any) -> Host:
     """Driver, CUDA and library versions."""
-    readings = _Readings(nvml)
+    readings = Readings(nvml)
     cuda = readings.read("cuda_version", "nvmlSystemGetCudaDriverVersion")
     return Host(
-        driver_version=_text(readings.read("driver_version", "nvmlSystemGetDriverVersion")),
+        driver_version=text_of(readings.read("driver_version", "nvmlSystemGetDriverVersion")),
         cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        nvml_version=_text(readings.read("nvml_version", "nvmlSystemGetNVMLVersion")),
+        nvml_version=text_of(readings.read("nvml_version", "nvmlSystemGetNVMLVersion")),
         errors=tuple(readings.errors),
     )
 
@@ -165,30 +143,71 @@ def _no_file(path: str) -> str:
 
 def read_gpus(nvml: t.Any, *, identify: Identify = _nobody, read_text: ReadText = _no_file, health: bool = True) -> list[Gpu]:
     """Every GPU in NVML's order. ``identify`` says who a pid is; without ``health`` only memory and processes are read."""
-    return [_read_gpu(nvml, index, identify, read_text, health) for index in range(nvml.nvmlDeviceGetCount())]
+    opened = [(Readings(nvml), index) for index in range(nvml.nvmlDeviceGetCount())]
+    handles = [readings.read("handle", "nvmlDeviceGetHandleByIndex", index) for readings, index in opened]
+    gpus = [_read_gpu(readings, index, handle, identify, read_text) for (readings, index), handle in zip(opened, handles)]
+    if health:
+        gpus = [_with_details(gpu, readings, handle, read_text) for gpu, (readings, _index), handle in zip(gpus, opened, handles)]
+        gpus = _with_links(gpus, [readings for readings, _index in opened], handles)
+    return [_with_refusals(gpu, readings) for gpu, (readings, _index) in zip(gpus, opened)]
 
 
-def _read_gpu(nvml: t.Any, index: int, identify: Identify, read_text: ReadText, health: bool) -> Gpu:
-    readings = _Readings(nvml)
-    handle = readings.read("handle", "nvmlDeviceGetHandleByIndex", index)
+def _read_gpu(readings: Readings, index: int, handle: t.Any, identify: Identify, read_text: ReadText) -> Gpu:
     if handle is None:
-        return Gpu(index, errors=tuple(readings.errors))
+        return Gpu(index)
     pci = readings.read("pci_bus_id", "nvmlDeviceGetPciInfo", handle)
     gpu = Gpu(
         index,
-        uuid=_text(readings.read("uuid", "nvmlDeviceGetUUID", handle)),
-        pci_bus_id=None if pci is None else normal_pci(_text(pci.busId) or ""),
-        name=_text(readings.read("name", "nvmlDeviceGetName", handle)),
+        uuid=text_of(readings.read("uuid", "nvmlDeviceGetUUID", handle)),
+        pci_bus_id=None if pci is None else normal_pci(text_of(pci.busId) or ""),
+        name=text_of(readings.read("name", "nvmlDeviceGetName", handle)),
         processes=tuple(_processes(readings, handle, identify)),
     )
-    gpu = gpu._replace(**_memory(readings, handle, read_text))
-    if health:
-        gpu = gpu._replace(**_placement(readings, handle, gpu.pci_bus_id, read_text), **_health(readings, handle))
-    return gpu._replace(errors=tuple(readings.errors))
+    return gpu._replace(**_memory(readings, handle, read_text))
 
 
-def _memory(readings: _Readings, handle: t.Any, read_text: ReadText) -> dict[str, t.Any]:
-    version = getattr(readings._nvml, "nvmlMemory_v2", 0x02000028)
+def _with_details(gpu: Gpu, readings: Readings, handle: t.Any, read_text: ReadText) -> Gpu:
+    if handle is None:
+        return gpu
+    details = {**_placement(readings, handle, gpu.pci_bus_id, read_text), **_details(readings, handle)}
+    own = {name: details.pop(name) for name in Gpu._fields if name in details}
+    return gpu._replace(**own, details=details)
+
+
+def _details(readings: Readings, handle: t.Any) -> dict[str, t.Any]:
+    return {
+        **read_details(readings, handle),
+        "nvlinks": read_nvlinks(readings, handle),
+        "links": [],
+        "fabric": read_fabric(readings, handle),
+    }
+
+
+def _no_details() -> dict[str, t.Any]:
+    """The same, with nothing known: asked of no binding."""
+    details = _details(Readings(None), None)
+    return {name: value for name, value in details.items() if name not in Gpu._fields}
+
+
+def _with_links(gpus: t.Sequence[Gpu], readings: t.Sequence[Readings], handles: t.Sequence[t.Any]) -> list[Gpu]:
+    """Once all are read: how each reaches the others, as far as they can be opened."""
+    cards = [
+        Card(handle, gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.details["nvlinks"])
+        for gpu, handle in zip(gpus, handles)
+        if gpu.details is not None
+    ]
+    links = {card.index: read_links(readings[card.index], card, cards) for card in cards}
+    return [gpu._replace(details={**(gpu.details or {}), "links": links[gpu.index]}) if gpu.index in links else gpu for gpu in gpus]
+
+
+def _with_refusals(gpu: Gpu, readings: Readings) -> Gpu:
+    return gpu._replace(
+        errors=tuple(readings.errors), not_supported=tuple(dict.fromkeys(readings.absent)), unknown=tuple(dict.fromkeys(readings.unknown))
+    )
+
+
+def _memory(readings: Readings, handle: t.Any, read_text: ReadText) -> dict[str, t.Any]:
+    version = getattr(readings.nvml, "nvmlMemory_v2", 0x02000028)
     found, source = readings.read("memory", "nvmlDeviceGetMemoryInfo", handle, version=version), "nvml_v2"
     missing = (NOT_SUPPORTED, FUNCTION_NOT_FOUND, VERSION_MISMATCH)
     if found is None and readings.failed_with("memory", missing):
@@ -217,7 +236,7 @@ def _system_memory(read_text: ReadText) -> dict[str, t.Any]:
     return {"memory_total": total, "memory_used": total - free, "memory_free": free, "memory_source": "system"}
 
 
-def _processes(readings: _Readings, handle: t.Any, identify: Identify) -> t.Iterator[GpuProcess]:
+def _processes(readings: Readings, handle: t.Any, identify: Identify) -> t.Iterator[GpuProcess]:
     """A process may be in several lists; it is told once, with the largest figure."""
     seen: dict[int, GpuProcess] = {}
     for kind, function in _PROCESS_LISTS.items():
@@ -235,7 +254,7 @@ def _processes(readings: _Readings, handle: t.Any, identify: Identify) -> t.Iter
             )
 
 
-def _process_list(readings: _Readings, function: str, handle: t.Any) -> t.Sequence[t.Any]:
+def _process_list(readings: Readings, function: str, handle: t.Any) -> t.Sequence[t.Any]:
     """Processes that appear between NVML's two calls make it answer "insufficient size": ask again."""
     for attempt in range(_PROCESS_ATTEMPTS):
         last = attempt == _PROCESS_ATTEMPTS - 1
@@ -249,12 +268,12 @@ def _process_list(readings: _Readings, function: str, handle: t.Any) -> t.Sequen
     return ()
 
 
-def _placement(readings: _Readings, handle: t.Any, pci_bus_id: t.Optional[str], read_text: ReadText) -> dict[str, t.Any]:
-    nodes = readings.read("numa_node", "nvmlDeviceGetMemoryAffinity", handle, _NUMA_WORDS, 0, expected=(NOT_SUPPORTED,))
+def _placement(readings: Readings, handle: t.Any, pci_bus_id: t.Optional[str], read_text: ReadText) -> dict[str, t.Any]:
+    nodes = readings.read_feature("numa_node", "nvmlDeviceGetMemoryAffinity", handle, _NUMA_WORDS, 0)
     near = [64 * word + bit for word, mask in enumerate(nodes or ()) for bit in range(64) if mask >> bit & 1]
     return {
         "numa_node": near[0] if len(near) == 1 else _sysfs_numa_node(pci_bus_id, read_text),
-        "memory_numa_node": readings.read("memory_numa_node", "nvmlDeviceGetNumaNodeId", handle, expected=(NOT_SUPPORTED,)),
+        "memory_numa_node": readings.read_feature("memory_numa_node", "nvmlDeviceGetNumaNodeId", handle),
     }
 
 
@@ -266,51 +285,33 @@ def _sysfs_numa_node(pci_bus_id: t.Optional[str], read_text: ReadText) -> t.Opti
     return node if node >= 0 else None
 
 
-def _health(readings: _Readings, handle: t.Any) -> dict[str, t.Any]:
-    mig = readings.read("mig", "nvmlDeviceGetMigMode", handle, expected=(NOT_SUPPORTED,))
-    ecc = readings.read("ecc", "nvmlDeviceGetEccMode", handle, expected=(NOT_SUPPORTED,))
-    persistence = readings.read("persistence", "nvmlDeviceGetPersistenceMode", handle)
-    remapped = readings.read("remapped_rows", "nvmlDeviceGetRemappedRows", handle, expected=(NOT_SUPPORTED,))
-    return {
-        "mig": None if mig is None else bool(mig[0]),
-        "ecc": None if ecc is None else bool(ecc[0]),
-        "persistence": None if persistence is None else bool(persistence),
-        "remap_pending": None if remapped is None else bool(remapped[2]),
-        "remap_failed": None if remapped is None else bool(remapped[3]),
-        "recovery_action": _recovery_action(readings, handle),
-    }
-
-
-def _recovery_action(readings: _Readings, handle: t.Any) -> t.Optional[str]:
-    """The driver's own verdict on what would heal the GPU."""
-    values = readings.read("recovery_action", "nvmlDeviceGetFieldValues", handle, [_FIELD_RECOVERY_ACTION], expected=(NOT_SUPPORTED,))
-    if values is None or values[0].nvmlReturn != 0:
-        return None
-    number = int(values[0].value.uiVal)
-    return _RECOVERY_ACTIONS[number] if number < len(_RECOVERY_ACTIONS) else str(number)
-
-
-def _text(value: t.Any) -> t.Optional[str]:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
 # ---- telling -------------------------------------------------------------------------------------------------------------
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, t.Any]:
     """One GPU as plain data, the way ``gpu_info`` returns it."""
     whole = gpu._asdict()
+    del whole["details"], whole["unknown"]
     memory = {name: whole.pop(f"memory_{name}") for name in ("total", "used", "free", "reserved", "source")}
     memory["unified"] = gpu.memory_source == "system"
     hidden = ("start_time", "kill_pending")
     processes = [{key: value for key, value in one._asdict().items() if key not in hidden} for one in gpu.processes]
-    return {**whole, "memory": memory, "processes": processes, "errors": [error._asdict() for error in gpu.errors]}
+    errors = [error._asdict() for error in gpu.errors]
+    facts = {**whole, **(gpu.details or _no_details()), "memory": memory, "processes": processes, "errors": errors}
+    if any(error.code == RESET_REQUIRED for error in gpu.errors):
+        facts["reset_required"] = True
+    return {**facts, "not_supported": list(gpu.not_supported), "unusable": why_unusable(facts)}
+
+
+def unread_by_binding(gpus: t.Iterable[Gpu]) -> list[str]:
+    """What the binding has no call for, of whichever GPU: a name with a number in it stands for all numbers."""
+    return sorted({re.sub(r"\[\d+\]", "", name) for gpu in gpus for name in gpu.unknown})
 
 
 def fatal_error(gpu: Gpu) -> t.Optional[ReadError]:
     """What makes waiting for this GPU pointless: it is lost, needs a reset or cannot be opened."""
     for error in gpu.errors:
-        if error.code in _FATAL or error.reading == "handle":
+        if error.code in FATAL or error.reading == "handle":
             return error
     return None
 
@@ -362,114 +363,11 @@ _INIT_FAILURES = {
 # ---- choosing ------------------------------------------------------------------------------------------------------------
 
 
-class _Identity(t.NamedTuple):
-    index: int  # type: ignore[assignment] # hides tuple.index, which nobody needs here
-    uuid: t.Optional[str]
-    pci_bus_id: t.Optional[str]
-    error: t.Optional[str] = None
-
-
-def _identity(gpu: Gpu) -> _Identity:
-    error = fatal_error(gpu)
-    return _Identity(gpu.index, gpu.uuid, gpu.pci_bus_id, error.error if error else None)
-
-
-def normal_pci(text: str) -> str:
-    """The form sysfs uses: ``0000:c1:00.0`` for ``00000000:C1:00.0``, ``c1:00.0`` or ``0:c1:0``; other text unchanged."""
-    found = _PCI.match(text)
-    if not found:
-        return text
-    domain, bus, slot, function = found.groups()
-    return f"{int(domain or '0', 16):04x}:{int(bus, 16):02x}:{int(slot, 16):02x}.{function or 0}"
-
-
 def select_gpus(gpus: t.Sequence[Gpu], wanted: t.Sequence[str]) -> list[Gpu]:
     """The GPUs meant by ``wanted`` (index, UUID, start of a UUID, or PCI id each), in that order; all where it is empty."""
-    places = _places([_identity(gpu) for gpu in gpus], wanted)
-    return [gpus[place] for place in places]
+    return [gpus[place] for place in places([_identity(gpu) for gpu in gpus], wanted)]
 
 
-def choose_gpus(
-    gpus: t.Sequence[t.Mapping[str, t.Any]], wanted: t.Union[int, t.Sequence[t.Union[str, int]]]
-) -> list[t.Mapping[str, t.Any]]:
-    """From GPUs as ``gpu_info`` returns them: that many of them, or the ones named.
-
-    A number prefers GPUs of one NUMA node, then the lowest PCI ids, so that the same host always gives the same answer.
-    """
-    if isinstance(wanted, int) and not isinstance(wanted, bool):
-        return _that_many(gpus, wanted)
-    if isinstance(wanted, (str, bool)) or not isinstance(wanted, t.Sequence):
-        raise VllmError(f"Which GPUs is {wanted!r}?", code="gpu_choice_invalid", remedy="Give a number of GPUs, or a list of names.")
-    identities = [_Identity(int(gpu["index"]), gpu.get("uuid"), gpu.get("pci_bus_id")) for gpu in gpus]
-    return [gpus[place] for place in _places(identities, [str(word) for word in wanted])]
-
-
-def _that_many(gpus: t.Sequence[t.Mapping[str, t.Any]], wanted: int) -> list[t.Mapping[str, t.Any]]:
-    usable = sorted((gpu for gpu in gpus if gpu.get("uuid")), key=lambda gpu: _pci_key(gpu.get("pci_bus_id")))
-    if wanted < 1:
-        raise VllmError(f"{wanted} is no number of GPUs.", code="gpu_choice_invalid", remedy="Ask for one GPU or more.")
-    if wanted > len(usable):
-        lost = f" ({len(gpus) - len(usable)} more cannot be read)" if len(usable) < len(gpus) else ""
-        raise VllmError(
-            f"{wanted} GPUs are wanted and the host has {len(usable)}{lost}.",
-            code="gpu_too_few",
-            remedy=f"Lower tensor_parallel_size to {len(usable)} or less, or use a host with more GPUs."
-            if usable
-            else "Use a host with GPUs.",
-        )
-    nodes: dict[int, list[t.Mapping[str, t.Any]]] = {}
-    for gpu in usable:
-        if gpu.get("numa_node") is not None:
-            nodes.setdefault(int(gpu["numa_node"]), []).append(gpu)
-    large_enough = [members for members in nodes.values() if len(members) >= wanted]
-    return (large_enough[0] if large_enough else usable)[:wanted]
-
-
-def _pci_key(text: t.Optional[str]) -> tuple[int, ...]:
-    found = _PCI.match(text or "")
-    return tuple(int(part or "0", 16) for part in found.groups()) if found else (2**32,)
-
-
-def _places(identities: t.Sequence[_Identity], wanted: t.Sequence[str]) -> list[int]:
-    if not wanted:
-        return list(range(len(identities)))
-    places = [_place(identities, word.strip()) for word in wanted]
-    for position, place in enumerate(places):
-        if place in places[:position]:
-            first = wanted[places.index(place)]
-            raise VllmError(
-                f"gpus names GPU {identities[place].index} twice: as {first!r} and as {wanted[position]!r}.",
-                code="gpu_duplicate",
-                remedy="Name each GPU once.",
-            )
-    return places
-
-
-def _place(identities: t.Sequence[_Identity], word: str) -> int:
-    found = [place for place, identity in enumerate(identities) if _means(word, identity)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        candidates = ", ".join(str(identities[place].uuid) for place in found)
-        raise VllmError(
-            f"gpus: {word!r} is the start of several UUIDs: {candidates}.", code="gpu_ambiguous", remedy="Give more of the UUID."
-        )
-    unread = [f"GPU {one.index} cannot be used ({one.error})" for one in identities if one.error and not one.uuid]
-    if unread:
-        raise VllmError(
-            f"gpus: {word!r} is none of the GPUs that can be read, and {', '.join(unread)}.",
-            code="gpu_lost",
-            remedy="Look for Xid lines in the kernel log; a GPU that is lost comes back only with a reboot, if at all.",
-            details={"verdict": "lost"},
-        )
-    known = ", ".join(f"{one.index} ({one.uuid}, {one.pci_bus_id})" for one in identities)
-    raise VllmError(f"gpus: this host has no GPU {word!r}.", code="gpu_unknown", remedy=f"It has: {known or 'none'}.")
-
-
-def _means(word: str, identity: _Identity) -> bool:
-    if word.isdigit():
-        return int(word) == identity.index
-    if _PCI.match(word):
-        return normal_pci(word) == identity.pci_bus_id
-    start = word.lower() if word.lower().startswith("gpu-") else f"gpu-{word.lower()}"
-    return len(start) > len("gpu-") and (identity.uuid or "").lower().startswith(start)
+def _identity(gpu: Gpu) -> Identity:
+    error = fatal_error(gpu)
+    return Identity(gpu.index, gpu.uuid, gpu.pci_bus_id, error.error if error else None)

@@ -21,8 +21,10 @@ __all__ = [
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMemoryAffinity",
     "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetName",
     "nvmlDeviceGetNumaNodeId",
@@ -216,6 +218,16 @@ def nvmlDeviceGetNumaNodeId(handle: ctypes.c_void_p) -> int:
 
 def nvmlDeviceGetMigMode(handle: ctypes.c_void_p) -> list[int]:
     return _numbers("nvmlDeviceGetMigMode", 2, handle)
+
+
+def nvmlDeviceGetMaxMigDeviceCount(handle: ctypes.c_void_p) -> int:
+    return _numbers("nvmlDeviceGetMaxMigDeviceCount", 1, handle)[0]
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(device: ctypes.c_void_p, index: int) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    _call("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_uint(index), ctypes.byref(handle))
+    return handle
 
 
 def nvmlDeviceGetEccMode(handle: ctypes.c_void_p) -> list[int]:

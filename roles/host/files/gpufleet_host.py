@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """gpufleet-host: what the unit of a deployment runs beside the engine.
 
-  gpufleet-host gpu-wait DEPLOYMENT   ExecStartPre: until every GPU of the current release is free
+  gpufleet-host gpu-wait DEPLOYMENT   ExecStartPre: until what an earlier run left behind is gone and the release's GPUs are free
   gpufleet-host serve DEPLOYMENT      ExecStart: becomes the engine of the current release
   gpufleet-host diagnose DEPLOYMENT   ExecStopPost: records why a start or run failed
 
@@ -20,8 +20,8 @@ import time
 import typing as t
 from pathlib import Path
 
-from gpufleet_host import _nvml
-from gpufleet_host._core import diagnose, gpu_wait, journal, unit
+from gpufleet_host import _nvml, _processes
+from gpufleet_host._core import diagnose, gpu_wait, journal, reap, unit
 from gpufleet_host._core.effects import CommandResult
 from gpufleet_host._core.errors import VllmError
 from gpufleet_host._core.host_files import HostFiles, unit_name, write_json
@@ -43,9 +43,18 @@ def run_command(argv: t.Sequence[str]) -> CommandResult:
 def wait_for_gpus(files: HostFiles) -> int:
     """ExecStartPre. A blocked release does not wait: serve is going to refuse it, and it is serve's refusal that ends the restarts."""
     release = files.current_release()
-    if not release["gpus"] or files.block(release["id"]):
-        return 0
-    return gpu_wait.run(release, _nvml.Sampler, clock=time.monotonic, sleep=time.sleep, say=say)
+    reaper = left_over_reaper(files) if gpu_wait.wants_reaping(release["gpu_wait"], "own") else None
+    if release["gpus"] and not files.block(release["id"]):
+        return gpu_wait.run(release, _nvml.Sampler, clock=time.monotonic, sleep=time.sleep, say=say, reaper=reaper)
+    if reaper:
+        reap.settle(reaper, gpu_wait.DEFAULTS["interval"], time.monotonic, time.sleep)
+    return 0
+
+
+def left_over_reaper(files: HostFiles) -> reap.Reaper:
+    """Ends what an earlier run of the unit left behind. It finds nothing where this program is not a command of the unit itself."""
+    name, invocation = unit_name(files.deployment), os.environ.get("INVOCATION_ID")
+    return reap.Reaper(name, _processes.UnitProcesses(name, lambda: _processes.own_run(name, invocation)), say)
 
 
 def serve(files: HostFiles) -> int:

@@ -31,6 +31,8 @@
 #define MAX_STEPS 64
 #define MAX_RULES 64
 #define MAX_PROCESSES 256
+#define MAX_NVLINKS 36
+#define MAX_MIG_DEVICES 56
 #define MIB (1024ULL * 1024ULL)
 #define NOT_AVAILABLE 0xFFFFFFFFFFFFFFFFULL
 #define NO_INSTANCE 0xFFFFFFFFU
@@ -38,7 +40,12 @@
 #define MEMORY_V2 0x02000028U
 #define FABRIC_V2 0x02000024U
 #define FABRIC_V3 0x03000028U
+#define MEMORY_TEMPERATURE 82
 #define RECOVERY_ACTION 230
+#define SWITCH 2
+#define P2P_OK 0
+#define P2P_NOT_SUPPORTED 5
+#define DEFAULT_LEVEL (-1)
 
 typedef int nvmlReturn_t;
 enum {
@@ -65,6 +72,7 @@ _Static_assert(sizeof(field_value) == 40, "field value");
 _Static_assert(sizeof(fabric_v3) == 40, "fabric info v3");
 
 typedef struct { double at; unsigned long long mib; } step;
+typedef struct { int active, type; unsigned domain, bus, device; } nvlink;
 typedef struct {
     int index;
     char uuid[96], name[96], serial[32];
@@ -72,11 +80,21 @@ typedef struct {
     unsigned long long total, reserved;             /* MiB */
     int memory_v1, memory_v2;                       /* whether each call is supported */
     int numa_node, memory_numa_node;                /* the host's node; the GPU's own node or -1 */
-    int persistence, mig, ecc;                      /* -1: not supported */
+    int persistence, mig, mig_pending, ecc;         /* -1: not supported */
     unsigned remapped[4], recovery_action;
-    unsigned fabric_state;
+    unsigned fabric_state, fabric_status, fabric_health;
+    int capability[2], compute_mode;
+    unsigned long long ecc_errors[4], throttle;     /* volatile corrected, uncorrected; aggregate corrected, uncorrected */
+    int retired[3];                                 /* single bit, double bit, pending; -1: not supported */
+    int pcie[5];                                    /* generation now and at most, width now and at most, replays */
+    int power[6];                                   /* W: usage, limit, enforced limit, default, least, most */
+    int temperature[6];                             /* C: GPU, memory; limits shutdown, slowdown, memory, GPU */
+    int clocks[6];                                  /* MHz: graphics, SM, memory; the same at most */
+    int nvlinks; nvlink links[MAX_NVLINKS];
+    int level[MAX_GPUS], p2p[MAX_GPUS][5];          /* to each other GPU; the level may be DEFAULT_LEVEL */
     int steps; step timeline[MAX_STEPS];            /* used MiB without a process, over time */
 } gpu;
+typedef struct { int gpu, index; unsigned gpu_instance, compute_instance; unsigned long long total, used; char uuid[96], name[96]; } mig_device;
 typedef struct { char function[96]; int gpu; int code; double hang, from, until; } rule;
 typedef struct { int gpu; unsigned pid; unsigned long long mib; char type; double from, until; } scripted;
 typedef struct { int gpu; unsigned pid; unsigned long long mib; char type; int listed; } occupant;
@@ -86,6 +104,7 @@ static struct {
     int cuda;
     double epoch;
     int count; gpu gpus[MAX_GPUS];
+    int mig_devices; mig_device mig[MAX_MIG_DEVICES];
     int rules; rule rule[MAX_RULES];
     int scripted_count; scripted process[MAX_PROCESSES];
 } state;
@@ -119,6 +138,8 @@ static void sleep_for(double duration) {
 
 /* ---- the file `gpus` ----------------------------------------------------------------------------------------------- */
 
+#define COPY(target, source) memcpy(target, source, sizeof target)
+
 static void default_gpu(gpu *one, int index) {
     static const unsigned buses[8] = { 0x01, 0x21, 0x41, 0x61, 0x81, 0xA1, 0xC1, 0xE1 };
     memset(one, 0, sizeof *one);
@@ -136,6 +157,18 @@ static void default_gpu(gpu *one, int index) {
     one->persistence = 1;
     one->mig = 0;
     one->ecc = 1;
+    one->fabric_health = 1;
+    COPY(one->capability, ((int[]){ 12, 0 }));
+    COPY(one->retired, ((int[]){ -1, -1, -1 }));
+    COPY(one->pcie, ((int[]){ 5, 5, 16, 16, 0 }));
+    COPY(one->power, ((int[]){ 35, 600, 600, 600, 300, 600 }));
+    COPY(one->temperature, ((int[]){ 34, -1, 95, 92, -1, 90 }));
+    COPY(one->clocks, ((int[]){ 180, 180, 405, 2430, 2430, 12481 }));
+    one->throttle = 1;
+    for (int other = 0; other < MAX_GPUS; other++) {
+        one->level[other] = DEFAULT_LEVEL;
+        one->p2p[other][2] = P2P_NOT_SUPPORTED;
+    }
 }
 
 static void default_state(void) {
@@ -156,6 +189,40 @@ static void read_timeline(gpu *one, const char *text) {
     }
 }
 
+static void read_numbers(const char *text, int *numbers, int count) {
+    for (int read; count-- && sscanf(text, " %d%n", numbers, &read) == 1; numbers++) text += read;
+}
+
+/* `COUNT gpu PCI`, `COUNT switch` or `COUNT down`: that many more links. */
+static void read_nvlinks(gpu *one, const char *text) {
+    char what[16] = "";
+    nvlink link = { 0 };
+    int more = 0;
+    if (sscanf(text, "%d %15s %x:%x:%x", &more, what, &link.domain, &link.bus, &link.device) < 2) return;
+    link.active = strcmp(what, "down") != 0;
+    link.type = strcmp(what, "switch") ? 0 : SWITCH;
+    while (more-- > 0 && one->nvlinks < MAX_NVLINKS) one->links[one->nvlinks++] = link;
+}
+
+static void read_mig_device(int parent, const char *text) {
+    if (state.mig_devices >= MAX_MIG_DEVICES) return;
+    mig_device *next = &state.mig[state.mig_devices];
+    next->gpu = parent;
+    if (sscanf(text, "%d %u %u %llu %llu %95s %95[^\n]", &next->index, &next->gpu_instance, &next->compute_instance, &next->total, &next->used, next->uuid, next->name) == 7)
+        state.mig_devices++;
+}
+
+/* Both ways, because a path has no direction. */
+static void read_pair(const char *rest, int reads_p2p) {
+    int one = -1, two = -1, read = 0;
+    if (sscanf(rest, "%d %d %n", &one, &two, &read) < 2 || one < 0 || two < 0 || one >= MAX_GPUS || two >= MAX_GPUS) return;
+    for (int turn = 0; turn < 2; turn++) {
+        gpu *from = &state.gpus[turn ? two : one];
+        int to = turn ? one : two;
+        read_numbers(rest + read, reads_p2p ? from->p2p[to] : &from->level[to], reads_p2p ? 5 : 1);
+    }
+}
+
 static void read_gpu_line(int index, const char *key, const char *value) {
     if (index < 0 || index >= MAX_GPUS) return;
     gpu *one = &state.gpus[index];
@@ -168,11 +235,23 @@ static void read_gpu_line(int index, const char *key, const char *value) {
     else if (!strcmp(key, "numa")) one->numa_node = atoi(value);
     else if (!strcmp(key, "memory_numa")) one->memory_numa_node = atoi(value);
     else if (!strcmp(key, "persistence")) one->persistence = atoi(value);
-    else if (!strcmp(key, "mig")) one->mig = atoi(value);
+    else if (!strcmp(key, "mig")) one->mig = one->mig_pending = atoi(value);
+    else if (!strcmp(key, "mig_pending")) one->mig_pending = atoi(value);
+    else if (!strcmp(key, "mig_device")) read_mig_device(index, value);
+    else if (!strcmp(key, "capability")) sscanf(value, "%d.%d", &one->capability[0], &one->capability[1]);
+    else if (!strcmp(key, "compute_mode")) one->compute_mode = atoi(value);
+    else if (!strcmp(key, "ecc_errors")) sscanf(value, "%llu %llu %llu %llu", &one->ecc_errors[0], &one->ecc_errors[1], &one->ecc_errors[2], &one->ecc_errors[3]);
+    else if (!strcmp(key, "retired")) read_numbers(value, one->retired, 3);
+    else if (!strcmp(key, "pcie")) read_numbers(value, one->pcie, 5);
+    else if (!strcmp(key, "power")) read_numbers(value, one->power, 6);
+    else if (!strcmp(key, "temperature")) read_numbers(value, one->temperature, 6);
+    else if (!strcmp(key, "clocks")) read_numbers(value, one->clocks, 6);
+    else if (!strcmp(key, "throttle")) one->throttle = strtoull(value, NULL, 0);
+    else if (!strcmp(key, "nvlinks")) read_nvlinks(one, value);
     else if (!strcmp(key, "ecc")) one->ecc = atoi(value);
     else if (!strcmp(key, "remapped")) sscanf(value, "%u %u %u %u", &one->remapped[0], &one->remapped[1], &one->remapped[2], &one->remapped[3]);
     else if (!strcmp(key, "recovery")) one->recovery_action = (unsigned)atoi(value);
-    else if (!strcmp(key, "fabric")) one->fabric_state = (unsigned)atoi(value);
+    else if (!strcmp(key, "fabric")) sscanf(value, "%u %u %u", &one->fabric_state, &one->fabric_status, &one->fabric_health);
     else if (!strcmp(key, "timeline")) read_timeline(one, value);
 }
 
@@ -216,6 +295,8 @@ static void read_state_line(char *line) {
     else if (!strcmp(word, "error")) read_rule(value, 0);
     else if (!strcmp(word, "hang")) read_rule(value, 1);
     else if (!strcmp(word, "process")) read_process(value);
+    else if (!strcmp(word, "level")) read_pair(value, 0);
+    else if (!strcmp(word, "p2p")) read_pair(value, 1);
     else if (!strcmp(word, "gpu") && sscanf(value, "%d %31s %n", &index, key, &rest) == 2) read_gpu_line(index, key, value + rest);
 }
 
@@ -347,6 +428,11 @@ static nvmlReturn_t enter(const char *function, int index) {
     return !initialised ? UNINITIALIZED : result;
 }
 
+static mig_device *mig_of(void *handle) {
+    for (int i = 0; i < state.mig_devices; i++) if (handle == &state.mig[i]) return &state.mig[i];
+    return NULL;
+}
+
 static gpu *device(void *handle) {
     for (int i = 0; i < state.count; i++) if (handle == &state.gpus[i]) return &state.gpus[i];
     return NULL;
@@ -356,6 +442,18 @@ static gpu *device(void *handle) {
 #define ENTER_DEVICE(one) \
     gpu *one = device(handle); \
     do { nvmlReturn_t r_ = enter(__func__, one ? one->index : EVERY_GPU); if (r_) return r_; if (!one) return INVALID_ARGUMENT; } while (0)
+
+/* Where a MIG device may stand for a GPU: go through the same door, then answer for it. */
+#define IF_MIG_DEVICE(part) \
+    mig_device *part = mig_of(handle); \
+    if (part) { nvmlReturn_t r_ = enter(__func__, part->gpu); if (r_) return r_; } \
+    if (part)
+
+static nvmlReturn_t give(int number, unsigned *result) {
+    if (number < 0) return NOT_SUPPORTED;
+    *result = (unsigned)number;
+    return SUCCESS;
+}
 
 static nvmlReturn_t give_text(const char *text, char *buffer, unsigned size) {
     if (!buffer) return INVALID_ARGUMENT;
@@ -458,8 +556,19 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **hand
 
 EXPORT nvmlReturn_t nvmlDeviceGetIndex(void *handle, unsigned *index) { ENTER_DEVICE(one); *index = (unsigned)one->index; return SUCCESS; }
 EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(void *handle, unsigned *minor) { ENTER_DEVICE(one); *minor = (unsigned)one->index; return SUCCESS; }
-EXPORT nvmlReturn_t nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) { ENTER_DEVICE(one); return give_text(one->uuid, uuid, length); }
-EXPORT nvmlReturn_t nvmlDeviceGetName(void *handle, char *name, unsigned length) { ENTER_DEVICE(one); return give_text(one->name, name, length); }
+
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) {
+    IF_MIG_DEVICE(part) return give_text(part->uuid, uuid, length);
+    ENTER_DEVICE(one);
+    return give_text(one->uuid, uuid, length);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetName(void *handle, char *name, unsigned length) {
+    IF_MIG_DEVICE(part) return give_text(part->name, name, length);
+    ENTER_DEVICE(one);
+    return give_text(one->name, name, length);
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetSerial(void *handle, char *serial, unsigned length) { ENTER_DEVICE(one); return give_text(one->serial, serial, length); }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(void *handle, pci_v3 *info) {
@@ -485,6 +594,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(void *handle, memory_v1 *memory) {
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2 *memory) {
+    IF_MIG_DEVICE(part) {
+        if (memory->version != MEMORY_V2) return VERSION_MISMATCH;
+        *memory = (memory_v2){ MEMORY_V2, part->total * MIB, 0, (part->total - part->used) * MIB, part->used * MIB };
+        return SUCCESS;
+    }
     ENTER_DEVICE(one);
     if (memory->version != MEMORY_V2) return VERSION_MISMATCH;
     if (!one->memory_v2) return NOT_SUPPORTED;
@@ -556,16 +670,49 @@ EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(void *handle, void *othe
     ENTER_DEVICE(one);
     gpu *two = device(other);
     if (!two) return INVALID_ARGUMENT;
-    *level = one == two ? 0 : one->numa_node == two->numa_node ? 30 : 50;
+    int told = one->level[two->index];
+    *level = one == two ? 0 : told != DEFAULT_LEVEL ? (unsigned)told : one->numa_node == two->numa_node ? 30 : 50;
     return SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(void *handle, void *other, unsigned index, unsigned *status) {
     ENTER_DEVICE(one);
-    if (!device(other) || index > 4) return INVALID_ARGUMENT;
-    *status = index == 2 ? 5 : 0;
+    gpu *two = device(other);
+    if (!two || index > 4) return INVALID_ARGUMENT;
+    *status = (unsigned)one->p2p[two->index][index];
     return SUCCESS;
 }
+
+/* A part without NVLink has none of these calls; a number beyond its links is a wrong argument. */
+static nvmlReturn_t find_nvlink(const gpu *one, unsigned number, const nvlink **link) {
+    if (!one->nvlinks) return NOT_SUPPORTED;
+    if (number >= (unsigned)one->nvlinks) return INVALID_ARGUMENT;
+    *link = &one->links[number];
+    return SUCCESS;
+}
+
+#define ENTER_NVLINK(link) \
+    const nvlink *link = NULL; \
+    ENTER_DEVICE(one); \
+    do { nvmlReturn_t r_ = find_nvlink(one, number, &link); if (r_) return r_; } while (0)
+
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(void *handle, unsigned number, unsigned *active) { ENTER_NVLINK(link); *active = (unsigned)link->active; return SUCCESS; }
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkVersion(void *handle, unsigned number, unsigned *version) { ENTER_NVLINK(link); (void)link; *version = 4; return SUCCESS; }
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned number, unsigned *type) { ENTER_NVLINK(link); *type = (unsigned)link->type; return SUCCESS; }
+
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned number, pci_v3 *info) {
+    ENTER_NVLINK(link);
+    if (!link->active) return NOT_SUPPORTED;
+    memset(info, 0, sizeof *info);
+    snprintf(info->id, sizeof info->id, "%08X:%02X:%02X.0", link->domain, link->bus, link->device);
+    return SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(void *handle, unsigned *value) { ENTER_DEVICE(one); return give(one->pcie[0], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(void *handle, unsigned *value) { ENTER_DEVICE(one); return give(one->pcie[1], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *value) { ENTER_DEVICE(one); return give(one->pcie[2], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *value) { ENTER_DEVICE(one); return give(one->pcie[3], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetPcieReplayCounter(void *handle, unsigned *value) { ENTER_DEVICE(one); return give(one->pcie[4], value); }
 
 /* ---- modes and health ---------------------------------------------------------------------------------------------- */
 
@@ -579,13 +726,42 @@ EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(void *handle, unsigned *mode) {
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     ENTER_DEVICE(one);
     if (one->mig < 0) return NOT_SUPPORTED;
-    *current = *pending = (unsigned)one->mig;
+    *current = (unsigned)one->mig;
+    *pending = (unsigned)one->mig_pending;
     return SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) { ENTER_DEVICE(one); *count = one->mig > 0 ? 4 : 0; return SUCCESS; }
-EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **mig) { ENTER_DEVICE(one); (void)index; (void)mig; return NOT_FOUND; }
-EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *is_mig) { ENTER_DEVICE(one); *is_mig = 0; return SUCCESS; }
+/* Up to seven devices a GPU, with holes where none is: those are NOT_FOUND. */
+EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) { ENTER_DEVICE(one); *count = one->mig > 0 ? 7 : 0; return SUCCESS; }
+
+EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **mig) {
+    ENTER_DEVICE(one);
+    if (one->mig <= 0) return NOT_SUPPORTED;
+    for (int i = 0; i < state.mig_devices; i++)
+        if (state.mig[i].gpu == one->index && state.mig[i].index == (int)index) { *mig = &state.mig[i]; return SUCCESS; }
+    return NOT_FOUND;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *is_mig) {
+    IF_MIG_DEVICE(part) { *is_mig = 1; return SUCCESS; }
+    ENTER_DEVICE(one);
+    *is_mig = 0;
+    return SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
+    IF_MIG_DEVICE(part) { *id = part->gpu_instance; return SUCCESS; }
+    ENTER_DEVICE(one);
+    return NOT_SUPPORTED;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) {
+    IF_MIG_DEVICE(part) { *id = part->compute_instance; return SUCCESS; }
+    ENTER_DEVICE(one);
+    return NOT_SUPPORTED;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(void *handle, unsigned *mode) { ENTER_DEVICE(one); return give(one->compute_mode, mode); }
 
 EXPORT nvmlReturn_t nvmlDeviceGetEccMode(void *handle, unsigned *current, unsigned *pending) {
     ENTER_DEVICE(one);
@@ -604,39 +780,96 @@ EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(void *handle, unsigned *correctabl
     return SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(void *handle, unsigned cause, unsigned *count, unsigned long long *pages) {
+/* Type 0 is corrected, 1 uncorrected; counter 0 is volatile (since the driver was loaded), 1 aggregate (for life). */
+EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, unsigned long long *count) {
     ENTER_DEVICE(one);
-    (void)cause; (void)count; (void)pages;
-    return NOT_SUPPORTED;
+    if (type > 1 || counter > 1) return INVALID_ARGUMENT;
+    if (one->ecc < 1) return NOT_SUPPORTED;
+    *count = one->ecc_errors[2 * counter + type];
+    return SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { ENTER_DEVICE(one); *milliwatts = 35000; return SUCCESS; }
-EXPORT nvmlReturn_t nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *degrees) { ENTER_DEVICE(one); (void)sensor; *degrees = 34; return SUCCESS; }
+/* The older mechanism: parts that remap rows do not have it. */
+EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(void *handle, unsigned cause, unsigned *count, unsigned long long *pages) {
+    ENTER_DEVICE(one);
+    if (cause > 1) return INVALID_ARGUMENT;
+    if (one->retired[cause] < 0) return NOT_SUPPORTED;
+    unsigned found = (unsigned)one->retired[cause], room = *count;
+    *count = found;
+    if (found && (!pages || found > room)) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < found; i++) pages[i] = 0x1000ULL * (i + 1);
+    return SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(void *handle, unsigned *pending) { ENTER_DEVICE(one); return give(one->retired[2], pending); }
+
+/* ---- power, heat, clocks ------------------------------------------------------------------------------------------- */
+
+static nvmlReturn_t give_milliwatts(int watts, unsigned *result) {
+    nvmlReturn_t code = give(watts, result);
+    if (!code) *result *= 1000;
+    return code;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(void *handle, unsigned *value) { ENTER_DEVICE(one); return give_milliwatts(one->power[0], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *value) { ENTER_DEVICE(one); return give_milliwatts(one->power[1], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *value) { ENTER_DEVICE(one); return give_milliwatts(one->power[2], value); }
+EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(void *handle, unsigned *value) { ENTER_DEVICE(one); return give_milliwatts(one->power[3], value); }
+
+EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(void *handle, unsigned *least, unsigned *most) {
+    ENTER_DEVICE(one);
+    nvmlReturn_t code = give_milliwatts(one->power[4], least);
+    return code ? code : give_milliwatts(one->power[5], most);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *degrees) {
+    ENTER_DEVICE(one);
+    return sensor ? INVALID_ARGUMENT : give(one->temperature[0], degrees);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetTemperatureThreshold(void *handle, unsigned threshold, unsigned *degrees) {
+    ENTER_DEVICE(one);
+    return threshold > 3 ? INVALID_ARGUMENT : give(one->temperature[2 + threshold], degrees);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(void *handle, unsigned type, unsigned *mhz) {
+    ENTER_DEVICE(one);
+    return type > 2 ? INVALID_ARGUMENT : give(one->clocks[type], mhz);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(void *handle, unsigned type, unsigned *mhz) {
+    ENTER_DEVICE(one);
+    return type > 2 ? INVALID_ARGUMENT : give(one->clocks[3 + type], mhz);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) { ENTER_DEVICE(one); *reasons = one->throttle; return SUCCESS; }
+EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) { ENTER_DEVICE(one); *reasons = one->throttle; return SUCCESS; }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     ENTER_DEVICE(one);
-    *major = 12;
-    *minor = 0;
+    *major = one->capability[0];
+    *minor = one->capability[1];
     return SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(void *handle, fabric_v3 *info) {
     ENTER_DEVICE(one);
     if (info->version != FABRIC_V2 && info->version != FABRIC_V3) return VERSION_MISMATCH;
-    info->status = SUCCESS;
+    info->status = (nvmlReturn_t)one->fabric_status;
     info->clique = 0;
     info->state = (unsigned char)one->fabric_state;
     info->health_mask = 0;
-    if (info->version == FABRIC_V3) info->health_summary = one->fabric_state == 3;
+    if (info->version == FABRIC_V3) info->health_summary = one->fabric_state == 3 ? (unsigned char)one->fabric_health : 0;
     return SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(void *handle, int count, field_value *values) {
     ENTER_DEVICE(one);
     for (int i = 0; i < count; i++) {
-        values[i].result = values[i].field == RECOVERY_ACTION ? SUCCESS : NOT_SUPPORTED;
         values[i].value_type = 1;
-        values[i].value.u = one->recovery_action;
+        if (values[i].field == RECOVERY_ACTION) values[i].result = give((int)one->recovery_action, &values[i].value.u);
+        else if (values[i].field == MEMORY_TEMPERATURE) values[i].result = give(one->temperature[1], &values[i].value.u);
+        else values[i].result = NOT_SUPPORTED;
     }
     return SUCCESS;
 }

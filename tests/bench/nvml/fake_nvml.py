@@ -67,6 +67,24 @@ def default_gpus(count: int = 8) -> list[FakeGpu]:
     return [default_gpu(index) for index in range(count)]
 
 
+def h200s(count: int = 2) -> tuple[list[FakeGpu], list[str]]:
+    """H200s of one host as drivers show them: NVLink through switches, one host bridge, all access between them allowed.
+
+    The second part are lines for ``write_gpus``.
+    """
+    cards = [default_gpu(index)._replace(name="NVIDIA H200", total=143771, reserved=615, numa=0) for index in range(count)]
+    lines = [f"p2p {one} {other} 0 0 0 0 0" for one in range(count) for other in range(one)]
+    for card in cards:
+        values = {
+            "capability": "9.0",
+            "nvlinks": "18 switch 0000:05:00",
+            "power": "75 700 700 700 200 700",
+            "clocks": "345 345 3201 1980 1980 3201",
+        }
+        lines += [f"gpu {card.index} {key} {value}" for key, value in values.items()]
+    return cards, lines
+
+
 # ---- the file `gpus` -----------------------------------------------------------------------------------------------------
 
 

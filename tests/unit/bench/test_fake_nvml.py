@@ -44,6 +44,43 @@ def test_v1_counts_the_drivers_reserve_as_used_and_v2_shows_it_apart(gpu_machine
     assert second == [143771 * MIB, 0, (143771 - 615) * MIB, 615 * MIB]
 
 
+def test_two_h200s_answer_as_the_real_ones_did(gpu_machine: t.Any) -> None:
+    # Two H200s of one host under driver 580.159.04, NV18: host bridge 30, every access status 0, memory of node 0, no NUMA nodes.
+    cards, lines = gpu_machine.nvml.h200s(2)
+    gpu_machine.nvml.write_gpus(gpu_machine.dir, cards, lines=lines)
+    seen = gpu_machine.python(
+        OPEN + "o = n.nvmlDeviceGetHandleByIndex(1); m = n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)\n"
+        "print(json.dumps([m.total >> 20, m.used, m.reserved >> 20, n.nvmlDeviceGetMemoryInfo(h).used >> 20,"
+        " n.nvmlDeviceGetTopologyCommonAncestor(h, o), [n.nvmlDeviceGetP2PStatus(h, o, i) for i in range(4)],"
+        " list(n.nvmlDeviceGetMemoryAffinity(h, 1, 0)), n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetMigMode(h),"
+        " [n.nvmlDeviceGetNvLinkState(h, link) for link in range(18)]]))"
+    )
+    assert seen == [143771, 0, 615, 615, 30, [0, 0, 0, 0], [1], 1, [0, 0], [1] * 18]
+    assert error_of(gpu_machine, "n.nvmlDeviceGetNumaNodeId(h)") == 3
+    assert error_of(gpu_machine, "n.nvmlDeviceGetNvLinkState(h, 18)") == 2
+
+
+def test_what_a_part_lacks_is_not_supported(gpu_machine: t.Any) -> None:
+    for call in ("NvLinkState(h, 0)", "RetiredPages(h, 0)", "RetiredPagesPendingStatus(h)", "MigDeviceHandleByIndex(h, 0)"):
+        assert error_of(gpu_machine, f"n.nvmlDeviceGet{call}") == 3, call
+
+
+def test_mig_devices_have_handles_of_their_own_with_holes_between(gpu_machine: t.Any) -> None:
+    lines = [
+        "gpu 0 mig 1",
+        "gpu 0 mig_device 0 1 0 48000 500 MIG-a NVIDIA MIG 2g.48gb",
+        "gpu 0 mig_device 2 2 0 48000 0 MIG-c NVIDIA MIG 2g.48gb",
+    ]
+    gpu_machine.nvml.add_lines(lines, gpu_machine.dir)
+    assert error_of(gpu_machine, "n.nvmlDeviceGetMigDeviceHandleByIndex(h, 1)") == 6
+    seen = gpu_machine.python(
+        OPEN + "d = n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0); m = n.nvmlDeviceGetMemoryInfo(d, version=n.nvmlMemory_v2)\n"
+        "print(json.dumps([n.nvmlDeviceGetMaxMigDeviceCount(h), n.nvmlDeviceGetUUID(d), n.nvmlDeviceGetName(d),"
+        " m.used >> 20, m.free >> 20]))"
+    )
+    assert seen == [7, "MIG-a", "NVIDIA MIG 2g.48gb", 500, 47500]
+
+
 def test_a_wrong_struct_version_is_refused(gpu_machine: t.Any) -> None:
     assert error_of(gpu_machine, "n.nvmlDeviceGetMemoryInfo(h, version=2)") == 25
 

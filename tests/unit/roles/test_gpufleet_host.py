@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import typing as t
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.host_files import HostFiles
 from ansible_collections.gpufleet.vllm.plugins.modules.host_helper import application
 from support.running import HOST_PROGRAM, ROOT
+from support.units import UnitGroup, is_possible
 
 LOGS = ROOT / "tests" / "unit" / "fixtures" / "vllm_logs"
 INVOCATION = "5c" * 16
@@ -59,9 +62,14 @@ class Host:
         return path
 
     def run(self, command: str, base: t.Mapping[str, str] = os.environ, /, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.start(self.argv(command), base, **variables)
+
+    def argv(self, command: str) -> list[str]:
+        return [str(self.program), command, "tiny", "--root", str(self.folder)]
+
+    def start(self, argv: t.Sequence[str], base: t.Mapping[str, str], /, **variables: str) -> subprocess.CompletedProcess[str]:
         full = {**base, "CREDENTIALS_DIRECTORY": "/credentials", "INVOCATION_ID": INVOCATION, **variables}
         full["PATH"] = f"{self.folder}:{full['PATH']}"
-        argv = [str(self.program), command, "tiny", "--root", str(self.folder)]
         return subprocess.run(argv, capture_output=True, text=True, env=full, check=False, timeout=60)
 
     def diagnose(self, log: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -171,3 +179,84 @@ def test_each_outcome_of_the_wait_has_its_exit_status(host: Host, gpu_machine: t
     assert status == 70 and "GPU is lost" in said
     gpu_machine.without_driver()
     assert waits()[0] == 69
+
+
+def test_a_wait_that_nvml_leaves_hanging_ends_and_leaves_the_reader_alone(host: Host, gpu_machine: t.Any) -> None:
+    gpu_machine.nvml.hang("nvmlInit*", 60, folder=gpu_machine.dir)
+    host.release(["0"], max_used=2**30, nvml_timeout=0.3)
+    began = time.monotonic()
+    done = host.run("gpu-wait", gpu_machine.environment)
+    assert (done.returncode, time.monotonic() - began < 10) == (69, True)
+    assert "NVML gave no answer within 0.3 s" in done.stdout
+
+
+# -- what an earlier run left behind -------------------------------------------------------------------------------------------
+
+needs_groups = pytest.mark.skipif(not is_possible(), reason="control groups cannot be made here")
+HOLD = [sys.executable, str(ROOT / "tests" / "bench" / "nvml" / "fake_nvml.py"), "hold", "--gpu=2", "--mib=60000"]
+
+
+@pytest.fixture
+def unit() -> t.Iterator[UnitGroup]:
+    with UnitGroup("vllm-tiny.service") as group:
+        yield group
+
+
+def past_the_tick() -> None:
+    """Start times are told in hundredths of a second; a unit's next run begins seconds after the last one."""
+    time.sleep(0.03)
+
+
+@needs_groups
+@pytest.mark.parametrize("shell_stays", [False, True], ids=["started by the manager", "started by a shell"])
+def test_a_start_ends_the_engine_that_its_dead_predecessor_left_behind(
+    host: Host, gpu_machine: t.Any, unit: UnitGroup, shell_stays: bool
+) -> None:
+    left = unit.start(HOLD, env=gpu_machine.environment)
+    past_the_tick()
+    host.release(["0", "2"], max_used=2**30, timeout=20)
+    done = host.start(unit.command(host.argv("gpu-wait"), shell_stays=shell_stays), gpu_machine.environment)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        lines[0].startswith(f"pid {left.pid} python") and "is left over from an earlier run of vllm-tiny.service: sent SIGTERM" in lines[0]
+    )
+    assert any(line.startswith(f"pid {left.pid} python") and " is gone " in line for line in lines)
+    assert lines[-1].startswith("memory of 2 of 2 GPUs is free")
+    assert left.wait() == -signal.SIGTERM
+
+
+@needs_groups
+def test_a_start_waits_for_a_stranger_and_does_not_touch_it(host: Host, gpu_machine: t.Any, unit: UnitGroup) -> None:
+    with UnitGroup("vllm-other.service") as other:
+        stranger = other.start(HOLD, env=gpu_machine.environment)
+        past_the_tick()
+        host.release(["2"], max_used=2**30, timeout=1)
+        done = host.start(unit.command(host.argv("gpu-wait")), gpu_machine.environment)
+        assert (done.returncode, stranger.poll()) == (75, None)
+    assert f"held by pid {stranger.pid} python" in done.stdout and "(vllm-other.service, user" in done.stdout
+    assert "SIG" not in done.stdout
+
+
+@needs_groups
+@pytest.mark.parametrize(("reap", "in_the_unit"), [("none", True), ("own", False)], ids=["switched off", "run by hand"])
+def test_left_overs_are_left_alone(host: Host, gpu_machine: t.Any, unit: UnitGroup, reap: str, in_the_unit: bool) -> None:
+    left = unit.start(HOLD, env=gpu_machine.environment)
+    past_the_tick()
+    host.release(["2"], max_used=2**30, timeout=0.5, reap=reap)
+    argv = host.argv("gpu-wait")
+    done = host.start(unit.command(argv) if in_the_unit else argv, gpu_machine.environment)
+    assert (done.returncode, left.poll()) == (75, None)
+
+
+@needs_groups
+@pytest.mark.parametrize("blocked", [False, True], ids=["without GPUs", "of a blocked release"])
+def test_left_overs_are_ended_where_no_gpu_is_waited_for_too(host: Host, unit: UnitGroup, blocked: bool) -> None:
+    left = unit.start([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"])
+    past_the_tick()
+    if blocked:
+        host.release(["0"], max_used=2**30)
+        host.block()
+    done = host.start(unit.command(host.argv("gpu-wait")), os.environ)
+    assert (done.returncode, left.wait()) == (0, -signal.SIGTERM)
+    assert "is gone" in done.stdout

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import math
 import typing as t
 
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core import gpu_wait
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpu_readings import Reading
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpus import Gpu, GpuProcess, ReadError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.procs import ProcessInfo
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.reap import GRACE, Member, Reaper
 
 GIB = 1024**3
 ENGINE = GpuProcess(21960, "C", int(13.8 * GIB), "VLLM::EngineCore", "vllm", "vllm-a.service", "S", 100)
@@ -41,6 +45,8 @@ class Bench:
         self.readings = list(readings)
         self.now = 0.0
         self.said: list[str] = []
+        self.known: dict[int, ProcessInfo] = {}
+        self.reading_takes = 0.0
 
     def __enter__(self) -> Bench:
         return self
@@ -48,25 +54,34 @@ class Bench:
     def __exit__(self, *exception: object) -> None:
         return None
 
-    def memory(self) -> t.Sequence[Gpu]:
-        return self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+    def memory(self) -> t.Sequence[Reading]:
+        self.now += self.reading_takes
+        gpus = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        return [Reading(gpu, {one.pid: self.known[one.pid] for one in gpu.processes if one.pid in self.known}) for gpu in gpus]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
     def wait(
-        self, threshold: gpu_wait.Threshold, targets: t.Sequence[str] = (), timeout: float = 30.0, stable: int = 3
+        self,
+        threshold: gpu_wait.Threshold,
+        targets: t.Sequence[str] = (),
+        timeout: float = 30.0,
+        stable: int = 3,
+        interval: float = 1.0,
+        reaper: t.Optional[Reaper] = None,
     ) -> gpu_wait.WaitResult:
         return gpu_wait.wait_until_free(
             self.memory,
             targets,
             threshold,
             stable_samples=stable,
-            interval=1.0,
+            interval=interval,
             timeout=timeout,
             clock=lambda: self.now,
             sleep=self.sleep,
             report=lambda record: self.said.append(record["what"]),
+            reaper=reaper,
         )
 
     def run(self, options: t.Mapping[str, t.Any]) -> int:
@@ -205,3 +220,202 @@ def test_a_failure_carries_every_fact(verdict: str) -> None:
         gpu_wait.unless_free(result)
     assert caught.value.details == result.facts()
     assert "notes" not in caught.value.details
+
+
+# -- ends that take long, and ends that never come -----------------------------------------------------------------------------
+
+
+def known(process: GpuProcess, **facts: t.Any) -> dict[int, ProcessInfo]:
+    """What /proc says of a process on a GPU."""
+    info = ProcessInfo(process.pid, process.name or "", process.user, process.unit, process.state or "S", process.start_time or 0, False)
+    return {process.pid: info._replace(**facts)}
+
+
+def test_a_killed_process_that_the_kernel_takes_apart_for_half_a_minute_is_waited_for() -> None:
+    # 67 GiB on the GPU and 243 GiB of pinned host memory were seen to take 26 s: SIGKILL is taken, and the memory stands still.
+    bench = Bench(*[[gpu(1, processes=[ENGINE._replace(state="R")])]] * 27, [gpu(90)])
+    bench.known = known(ENGINE, state="R", exiting=True)
+    result = bench.wait(MIN_70, timeout=180)
+    assert (result.verdict, result.waited_seconds) == ("free", 29.0)
+    assert "pid 21960 VLLM::EngineCore (vllm-a.service, user vllm) that is ending 13.8 GiB" in bench.said[0]
+
+
+def test_one_that_ends_for_longer_than_the_wait_is_being_released() -> None:
+    bench = Bench([gpu(1, processes=[ENGINE._replace(state="D")])])
+    bench.known = known(ENGINE, state="D", exiting=True)
+    result = bench.wait(MIN_70, timeout=60)
+    text = gpu_wait.describe(result)
+    assert (result.verdict, result.waited_seconds, result.holders[0]["ending"]) == ("releasing", 60.0, True)
+    assert "raise timeout" in text and "hangs in the driver until the host is rebooted" in text
+
+
+def test_a_flicker_of_memory_is_no_release() -> None:
+    flicker = [[gpu(10 + step % 2 / 64, processes=[ENGINE])] for step in range(40)]
+    assert Bench(*flicker).wait(MIN_70).verdict == "held"
+
+
+def test_memory_shared_with_the_host_may_flicker_more() -> None:
+    shared = [[gpu(90 - step % 2 / 4)._replace(memory_source="system", memory_reserved=None)] for step in range(40)]
+    assert Bench(*shared).wait(MIN_70).samples == 3
+    own = [[gpu(90 - step % 2 / 4)] for step in range(40)]
+    assert Bench(*own).wait(MIN_70).free is False
+
+
+def test_a_gpu_that_is_no_longer_listed_is_lost_and_said_to_be() -> None:
+    result = Bench([gpu(10), gpu(10, index=1)], [gpu(10)]).wait(MIN_70)
+    assert (result.verdict, result.samples) == ("lost", 4)
+    assert "GPU 1 (0000:01:00.0): NVML lists it no longer" in gpu_wait.describe(result)
+
+
+def test_a_gpu_lost_in_mid_wait_ends_it_at_once() -> None:
+    lost = Gpu(0, errors=(ReadError("handle", 15, "GPU is lost"),))
+    result = Bench([gpu(10)], [gpu(10)], [lost]).wait(MIN_70)
+    assert (result.verdict, result.samples) == ("lost", 3)
+
+
+@pytest.mark.parametrize(
+    ("action", "verdict"), [("none", "free"), (None, "free"), ("drain_p2p", "free"), ("gpu_reset", "lost"), ("node_reboot", "lost")]
+)
+def test_a_gpu_that_needs_a_reset_by_the_drivers_word_is_not_waited_for(action: t.Optional[str], verdict: str) -> None:
+    result = Bench([gpu(90)._replace(recovery_action=action)]).wait(MIN_70)
+    assert result.verdict == verdict
+    assert ("drain_p2p" in " ".join(result.notes)) is (action == "drain_p2p")
+
+
+def test_what_the_driver_advises_is_passed_on_when_the_wait_ends_in_vain() -> None:
+    text = gpu_wait.describe(Bench([gpu(1)._replace(recovery_action="drain_and_reset")]).wait(MIN_70))
+    assert "The driver itself asks for drain_and_reset." in text
+
+
+# -- the pace ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freed_at", [0.31, 0.3, 0.349])
+def test_by_default_it_returns_within_a_quarter_of_a_second_of_the_memory_being_free(freed_at: float) -> None:
+    bench = Bench([gpu(90)])
+    pace = gpu_wait.DEFAULTS
+    held = [gpu(1, processes=[ENGINE])]
+    bench.readings = [*[held] * math.ceil(freed_at / pace["interval"]), [gpu(90)]]
+    result = bench.wait(MIN_70, stable=pace["stable_samples"], interval=pace["interval"])
+    assert result.free
+    assert result.waited_seconds - freed_at <= 0.25
+
+
+@pytest.mark.parametrize(("reading_takes", "between"), [(0.0, 1.0), (0.7, 1.0), (0.9, 1.1), (3.0, 3.2)])
+def test_it_looks_at_its_interval_however_long_a_look_takes_but_never_without_a_pause(reading_takes: float, between: float) -> None:
+    bench = Bench([gpu(90)])
+    bench.reading_takes = reading_takes
+    assert bench.wait(MIN_70, stable=3).waited_seconds == pytest.approx(2 * between + reading_takes)
+
+
+# -- what can be waited for ----------------------------------------------------------------------------------------------------
+
+
+def mig(name: str, free: float, processes: t.Sequence[GpuProcess] = ()) -> Gpu:
+    return gpu(free, 20.0, processes=processes)._replace(uuid=f"MIG-{name}", name="card MIG 1g.20gb")
+
+
+def test_a_mig_device_is_waited_for_by_itself() -> None:
+    readings = [gpu(10, processes=[ENGINE, WORKER]), mig("a", 1, [ENGINE]), mig("b", 19)]
+    assert Bench(readings).wait(gpu_wait.make_threshold(utilization=0.9), ["MIG-b"]).free
+    result = Bench(readings).wait(gpu_wait.make_threshold(utilization=0.9), ["MIG-a", "MIG-b"])
+    assert [(one["mig_device"], one["uuid"], one["free"]) for one in result.gpus] == [(True, "MIG-a", False), (True, "MIG-b", True)]
+    assert [(one["pid"], one["gpu"], one["gpu_uuid"]) for one in result.holders] == [(ENGINE.pid, 0, "MIG-a")]
+    assert "1 of 2 GPUs did not become free in 30 s: GPU 0 (MIG-a) has 1.00 GiB of 20.0 GiB free and needs 18.0 GiB" in gpu_wait.describe(
+        result
+    )
+
+
+def test_a_gpu_divided_anew_in_mid_wait_is_lost_not_taken_for_free() -> None:
+    result = Bench([gpu(10), mig("a", 1)], [gpu(10), mig("c", 19)]).wait(gpu_wait.make_threshold(utilization=0.9), ["MIG-a"])
+    assert result.verdict == "lost"
+
+
+# -- what to do about it -------------------------------------------------------------------------------------------------------
+
+STRANGER = GpuProcess(4411, "C", 41 * GIB, "python3", "alice", "session-3.scope", "S", 7)
+
+
+@pytest.mark.parametrize(
+    ("process", "facts", "words"),
+    [
+        (STRANGER, {}, "Stop what holds it (pid 4411) or choose other GPUs."),
+        (STRANGER._replace(unit="job.service"), {}, "Stop what holds it (systemctl stop job.service) or choose other GPUs."),
+        (STRANGER, {"container": "docker://0123456789ab"}, "Stop what holds it (container docker://0123456789ab) or choose other GPUs."),
+        (STRANGER._replace(type="M"), {}, "echo quit | nvidia-cuda-mps-control"),
+        (ENGINE, {}, "If vllm-a.service does not run, these are left over from it: gpu_memory_wait with reap=own"),
+        (GpuProcess(4411, "C", GIB), {}, "PID namespaces"),
+    ],
+)
+def test_each_kind_of_holder_has_its_way_out(process: GpuProcess, facts: dict[str, t.Any], words: str) -> None:
+    bench = Bench([gpu(10, processes=[process])])
+    bench.known = known(process, **facts) if process.name else {}
+    assert words in gpu_wait.describe(bench.wait(MIN_70))
+
+
+def test_the_container_of_a_holder_is_named() -> None:
+    bench = Bench([gpu(10, processes=[STRANGER])])
+    bench.known = known(STRANGER, container="podman://0123456789ab")
+    result = bench.wait(MIN_70)
+    assert result.holders[0]["container"] == "podman://0123456789ab"
+    assert "pid 4411 python3 (podman://0123456789ab, user alice) 41.0 GiB" in gpu_wait.describe(result)
+
+
+def test_memory_whose_holders_do_not_tell_their_share_is_not_called_nobodys() -> None:
+    result = Bench([gpu(10, processes=[STRANGER._replace(bytes=None)])]).wait(MIN_70)
+    assert result.gpus[0]["unattributed"] is None
+    assert "of no listed process" not in gpu_wait.describe(result)
+    assert "an unknown amount" in gpu_wait.describe(result)
+
+
+# -- with a reaper -------------------------------------------------------------------------------------------------------------
+
+
+class LeftOver:
+    """One process that was left behind and dies of the given signal; its memory is free from the next reading on."""
+
+    def __init__(self, bench: Bench, dies_of: str) -> None:
+        self.member = Member(ENGINE.pid, 100, "VLLM::EngineCore", "vllm", "vllm-a.service")
+        self.bench = bench
+        self.dies_of = dies_of
+        self.dead = False
+        self.reaper = Reaper("vllm-a.service", self, bench.said.append)
+
+    def left_behind(self) -> t.Sequence[Member]:
+        return [] if self.dead else [self.member]
+
+    def lives(self, member: Member) -> bool:
+        return not self.dead
+
+    def signal(self, member: Member, name: str) -> bool:
+        if name == self.dies_of:
+            self.dead = True
+            self.bench.readings = [[gpu(90)]]
+        return True
+
+
+@pytest.mark.parametrize(("dies_of", "seconds"), [("TERM", 2.0), ("KILL", GRACE + 2.0)])
+def test_what_was_left_behind_is_ended_and_the_wait_goes_on(dies_of: str, seconds: float) -> None:
+    bench = Bench([gpu(1, processes=[ENGINE])])
+    result = bench.wait(MIN_70, reaper=LeftOver(bench, dies_of).reaper)
+    assert (result.verdict, result.waited_seconds) == ("free", seconds)
+    assert [(one["pid"], one["signal"], one["gone"]) for one in result.reaped] == [(ENGINE.pid, dies_of, True)]
+
+
+def test_memory_that_is_free_is_not_enough_while_something_is_left() -> None:
+    bench = Bench([gpu(90)])
+    result = bench.wait(MIN_70, reaper=LeftOver(bench, "KILL").reaper)
+    assert (result.verdict, result.waited_seconds) == ("free", GRACE + 1.0)
+
+
+def test_but_one_that_cannot_die_and_holds_nothing_does_not_stop_a_start() -> None:
+    bench = Bench([gpu(90)])
+    result = bench.wait(MIN_70, timeout=180, reaper=LeftOver(bench, "nothing").reaper)
+    assert (result.verdict, result.waited_seconds, result.reaped[0]["gone"]) == ("free", 20.0, False)
+
+
+@pytest.mark.parametrize(("options", "default", "reaps"), [({}, "own", True), ({}, "none", False), ({"reap": "none"}, "own", False)])
+def test_reaping_is_chosen_by_the_release_and_else_by_whoever_waits(options: dict[str, str], default: str, reaps: bool) -> None:
+    assert gpu_wait.wants_reaping(options, default) is reaps
+    with pytest.raises(VllmError, match="reap is 'all'"):
+        gpu_wait.wants_reaping({"reap": "all"}, default)
