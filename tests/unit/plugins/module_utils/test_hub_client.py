@@ -115,7 +115,10 @@ def test_every_file_is_told_of_once_when_it_is_whole_and_nothing_stays_behind(si
     assert site.fetch() == {}
     assert sorted(site.landed) == ["config.json", *PARTS]
     assert children() == before
-    assert set(Path("/proc/self/fd").iterdir()) == files
+    # The hub of the test lives in this process, and takes a moment to close its side of each connection.
+    deadline = time.monotonic() + 20
+    while not set(Path("/proc/self/fd").iterdir()) <= files:
+        assert time.monotonic() < deadline
     assert capfd.readouterr() == ("", "")
 
 
@@ -219,15 +222,15 @@ def test_a_transfer_that_stands_still_is_broken_off_with_the_reason_after_the_ot
 
 
 def test_a_slow_transfer_does_not_stand_still(site: Site) -> None:
-    site.faults({"match": "part-1", "rate": 300_000})
+    site.faults({"match": "part-1", "rate": 100_000})
     began = time.monotonic()
-    assert site.fetch(stall_timeout=1) == {}
-    assert time.monotonic() - began > 2
+    assert site.fetch(stall_timeout=4) == {}
+    assert time.monotonic() - began > 4
 
 
 def test_a_client_that_waits_because_the_hub_says_so_does_not_stand_still(site: Site) -> None:
-    site.faults({"match": "/cdn/.*part-1", "status": 429, "headers": {"Retry-After": "1"}, "times": 1})
-    assert site.fetch(stall_timeout=1) == {}
+    site.faults({"match": "/cdn/.*part-1", "status": 429, "headers": {"Retry-After": "5"}, "times": 1})
+    assert site.fetch(stall_timeout=4) == {}
     assert len(site.contents(PARTS[1])) == 2
 
 

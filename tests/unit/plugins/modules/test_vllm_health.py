@@ -122,7 +122,7 @@ def unit(tmp_path: Path) -> t.Iterator[Unit]:
 
 
 def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: Unit) -> None:
-    health = unit.start(script="load-seconds=1").health(served_model_name="tiny", model_path=str(unit.model))
+    health = unit.start(script="load-seconds=4").health(served_model_name="tiny", model_path=str(unit.model))
     assert (health["level"], health["ready"], health["changed"]) == ("answering", True, False)
     assert (health["answer"], health["version"], health["loaded_path"]) == ("42", "0.33.0", str(unit.model))
     assert health["waited_seconds"] > 0.5
