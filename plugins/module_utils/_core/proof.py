@@ -16,11 +16,14 @@ from .effects import Report
 from .hashing import Digests, Read, digest_bytes, digest_file
 from .hub import FileSpec
 from .receipt import Entry, identify
-from .safetensors import Malformed, read_header, stranger
+from .safetensors import Malformed, announce_headers, read_header, stranger
 
 __all__ = ["Damage", "Meter", "Proof", "Prover", "is_published", "prove_all"]
 
-_MOST_THREADS = 32
+_THREADS_A_CORE = 2
+"""While one waits for the disk, the other hashes."""
+
+_MOST_THREADS = 64
 """More outrun every disk, and each costs a buffer."""
 
 
@@ -81,7 +84,7 @@ class Prover:
         self._content = content
         self._keep_cache = keep_cache
         self._meter = meter
-        self._pool = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+        self._pool = ThreadPoolExecutor(max_workers=min(_MOST_THREADS, _THREADS_A_CORE * len(os.sched_getaffinity(0))))
         self._jobs: dict[str, Future[tuple[Entry, t.Optional[frozenset[str]]]]] = {}
 
     def add(self, spec: FileSpec) -> None:
@@ -121,6 +124,8 @@ def prove_all(
     folder: Path, specs: t.Sequence[FileSpec], *, content: bool, keep_cache: bool = False, meter: t.Optional[Meter] = None
 ) -> Proof:
     """The verdicts on files that are all there already; the largest are begun first, so that no core is left with one at the end."""
+    if not content:
+        announce_headers([folder / spec.path for spec in specs])
     with Prover(folder, content=content, keep_cache=keep_cache, meter=meter) as prover:
         for spec in sorted(specs, key=lambda spec: -(spec.size or 0)):
             prover.add(spec)
