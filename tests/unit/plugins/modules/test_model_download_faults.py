@@ -121,7 +121,8 @@ def test_killed_at_ten_random_moments_nothing_looks_whole_and_only_the_rest_is_f
             bench.faults()
             answer = Run(bench).answer()
             assert set(answer["fetched"]) == wanted(bench) - had
-            assert contents_asked_for(bench) == sorted(set(SHARDS) - had)
+            # A set: the hub may come to a last request of the killed run only now.
+            assert set(contents_asked_for(bench)) == set(SHARDS) - had
             assert answer["shards"]["present"] == SHARDS
             assert finished(bench, bench.folder) == wanted(bench)
             assert leftovers(bench.models) == []
