@@ -19,7 +19,13 @@ from gates.report import Report, Step
 
 
 def every_step(sample: bool) -> list[Step]:
-    return [*steps.lint(), *steps.sanity(), *steps.units(sample), *steps.artefact(), *steps.molecule(steps.scenarios(), sample=sample)]
+    return [
+        *steps.lint(sample),
+        *steps.sanity(),
+        *steps.units(sample),
+        *steps.artefact(),
+        *steps.molecule(steps.scenarios(), sample=sample),
+    ]
 
 
 def molecule(options: argparse.Namespace) -> list[Step]:

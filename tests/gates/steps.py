@@ -56,6 +56,11 @@ def with_other_python(version: str, *arguments: str) -> t.Callable[[], t.Iterato
     return commands
 
 
+def _others(sample: bool) -> tuple[str, ...]:
+    """The other Pythons; of a sample the newest."""
+    return OTHER_PYTHONS[-1:] if sample else OTHER_PYTHONS
+
+
 def with_oldest_python() -> t.Iterator[list[str]]:
     """Hosts may have a Python that the tools no longer run on: the tests run on ours and start the modules with that one."""
     python = find_python("3.9")
@@ -66,8 +71,8 @@ def with_oldest_python() -> t.Iterator[list[str]]:
     yield tool("python", "-m", "pytest", f"--oldest-python={folder / 'bin' / 'python'}", "tests/unit/plugins/test_oldest_python.py")
 
 
-def lint() -> list[Step]:
-    """Style and types, Ansible's production profile on each ansible-core, documentation, changelog."""
+def lint(sample: bool = False) -> list[Step]:
+    """Style and types, Ansible's production profile on each ansible-core (a sample: ours and the newest), documentation, changelog."""
     others = [
         Step(
             f"lint: ansible-lint, {version}",
@@ -75,7 +80,7 @@ def lint() -> list[Step]:
             with_other_python(version, "ansible-lint", "--exclude=molecule/"),  # scenarios run on one core only
             {"PATH": f"{other_venv(version) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"},
         )
-        for version in OTHER_PYTHONS
+        for version in _others(sample)
     ]
     return [
         Step("lint: ruff", "style and format of Python", fixed(tool("ruff", "check"), tool("ruff", "format", "--check"))),
@@ -99,14 +104,13 @@ def sanity() -> list[Step]:
 def units(sample: bool = False) -> list[Step]:
     """The whole suite on the Python of .venv. A sample takes of the others the newest only, and leaves out tests marked long there."""
     fewer = ("-m", "not long") if sample else ()
-    versions = OTHER_PYTHONS[-1:] if sample else OTHER_PYTHONS
     others = [
         Step(
             f"units, Python {version}",
             "unit tests with the newer ansible-core",
             with_other_python(version, *UNIT_TESTS, *fewer),
         )
-        for version in versions
+        for version in _others(sample)
     ]
     oldest = Step("units, Python 3.9", "modules on the oldest Python of a host, with the Hub client it can have", with_oldest_python)
     return [Step("units", "unit tests", fixed(tool(*UNIT_TESTS))), *others, oldest]

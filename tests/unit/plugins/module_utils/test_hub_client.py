@@ -25,6 +25,8 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils._hub_client import H
 from support.running import ROOT, environment, load_file
 
 fake_hub = load_file(ROOT / "tests" / "bench" / "hub" / "fake_hub.py")
+pytestmark = pytest.mark.long
+
 REPOSITORY = "acme/parts"
 TOKEN = "hf_MARKERsecretMARKER"
 PARTS = [f"part-{number}.bin" for number in range(4)]
