@@ -175,14 +175,13 @@ class _Download:
         fetching = [spec for spec in survey.wanting() if spec.path not in survey.good]
         if fetching:
             self._preflight(survey, fetching, reclaimable=0)
-            survey.take(self.staging.fetch(survey, fetching))
+            self.staging.fetch(survey, fetching)
         survey.check_tensors()
         self._deliver(survey, receipt)
         return fetching, sorted(linked.good)
 
     def _deliver(self, survey: Survey, receipt: t.Optional[Receipt]) -> None:
         """Move proven files into place; the receipt that makes them count follows, or travels along with a new folder."""
-        self.staging.forget_client()
         for spec in survey.wanting():
             sync(self.staging.folder / spec.path)
         if _holds_something(self.folder):

@@ -43,7 +43,7 @@ class Staging:
     def kept(self, wanted: t.Sequence[FileSpec], spared: t.Container[str]) -> Proof:
         """The whole files that a killed run left behind; everything else in the folder is removed, but what is ``spared``."""
         names = {spec.path for spec in wanted}
-        self.forget_client()
+        self._forget_client()
         for path in list(self.folder.rglob("*")):
             name = path.relative_to(self.folder).as_posix()
             if not path.is_dir() and name not in names and name not in spared:
@@ -52,10 +52,10 @@ class Staging:
         self.surveyor.settle(self.folder, [spec.path for spec in specs])
         return self._weeded(self.surveyor.prove(self.folder, specs, content=True, keep_cache=True))
 
-    def fetch(self, survey: Survey, specs: t.Sequence[FileSpec]) -> Proof:
-        """Fetch until every file is proven, with growing pauses, for as long as tries keep bringing files in."""
+    def fetch(self, survey: Survey, specs: t.Sequence[FileSpec]) -> None:
+        """Fetch until the survey has every file proven, with growing pauses, for as long as tries keep bringing files in."""
         patience = self.surveyor.request.retry_timeout
-        pending, refused, whole = {spec.path: spec for spec in specs}, set[str](), Proof({}, {}, {})
+        pending, refused = {spec.path: spec for spec in specs}, set[str]()
         pause, deadline, attempt = _FIRST_PAUSE, self.effects.clock() + patience, 0
         while pending:
             failures, proof = self._attempt(survey, pending, attempt)
@@ -63,8 +63,7 @@ class Staging:
             verdict = verdict or self._repeated(proof.bad, refused)
             if verdict:
                 raise verdict
-            whole.good.update(proof.good)
-            whole.tensors.update(proof.tensors)
+            survey.take(proof)
             refused.update(proof.bad)
             pending = {name: spec for name, spec in pending.items() if name not in proof.good}
             if proof.good:
@@ -76,16 +75,9 @@ class Staging:
                 self.effects.report({"what": f"trying {len(pending)} files again in {pause:.0f} s: {why}"})
                 self.effects.sleep(pause)
                 pause, attempt = min(2 * pause, _LONGEST_PAUSE), attempt + 1
-        return whole
-
-    def forget_client(self) -> None:
-        """Remove what the Hub client keeps for itself: its records prove nothing, and it never resumes its partial files."""
-        for name in _CLIENT_FOLDERS:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _attempt(self, survey: Survey, pending: t.Mapping[str, FileSpec], attempt: int) -> tuple[dict[str, Failure], Proof]:
         """Carry out one order; each file is hashed as soon as it is whole, out of the page cache and while others are still coming."""
-        self.forget_client()
         specs, proving = tuple(pending[name] for name in sorted(pending)), set[str]()
         with Prover(self.folder, content=True, keep_cache=True) as prover:
 
@@ -96,11 +88,16 @@ class Staging:
 
             order = Order(self.surveyor.commit, specs, self.folder, attempt, lambda: self._seen(survey), landed)
             failures = self.effects.fetch(order)
-            self.forget_client()  # its partial files would keep a full disk full
+            self._forget_client()  # its partial files would keep a full disk full
             for spec in specs:
                 if spec.path not in proving and (self.folder / spec.path).exists():
                     landed(spec.path)
             return failures, self._weeded(prover.result())
+
+    def _forget_client(self) -> None:
+        """Remove what the Hub client keeps for itself: its records prove nothing, and it never resumes its partial files."""
+        for name in _CLIENT_FOLDERS:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _weeded(self, proof: Proof) -> Proof:
         """Remove the files that fail."""
