@@ -129,7 +129,7 @@ def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: Unit) ->
     assert health["waited_seconds"] > 0.5
 
 
-def write_release(unit: Unit, model: Path, *keys: str) -> dict[str, str]:
+def write_release(unit: Unit, model: Path, *keys: str) -> dict[str, t.Any]:
     """The current release of a deployment that the fake engine serves; options of the module."""
     current = unit.folder / "etc" / "tiny" / "current"
     current.mkdir(parents=True)
