@@ -168,8 +168,6 @@ from ..module_utils._core.restart import restart_reason
 from ..module_utils._core.unit import UnitState, show_unit
 from ..module_utils._host import module_runner
 
-ALIVE = ("active", "activating", "reloading", "deactivating")
-
 
 def release_of(params: t.Mapping[str, t.Any]) -> Release:
     """The release that the options describe."""
@@ -236,7 +234,7 @@ def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> 
 def yet_to_make_room(module: AnsibleModule, units: t.Sequence[str]) -> list[str]:
     """The units that run, or would after a boot."""
     states = [show_unit(module_runner(module), unit) for unit in units]
-    return [state.name for state in states if state.active_state in ALIVE or state.unit_file_state.startswith("enabled")]
+    return [state.name for state in states if state.is_alive or state.is_enabled]
 
 
 def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
@@ -244,7 +242,7 @@ def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[s
     files = HostFiles(release.deployment)
     state = show_unit(module_runner(module), unit_name(release.deployment))
     reason = restart_reason(
-        active=state.active_state in ALIVE,
+        active=state.is_alive,
         running=read_json(files.running),
         release_id=release.id,
         unit_sha256=files.unit_sha256(),

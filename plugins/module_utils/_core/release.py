@@ -15,7 +15,7 @@ import typing as t
 
 from .errors import VllmError
 
-__all__ = ["Release", "address", "deployment_name", "engine_yaml", "environment_file", "read_engine_yaml", "release_json"]
+__all__ = ["Release", "address", "deployment_name", "engine_yaml", "environment_file", "names_of", "read_engine_yaml", "release_json"]
 
 ENGINE_YAML = "engine.yaml"
 ENVIRONMENT = "environment"
@@ -64,19 +64,27 @@ def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
 
 
 def read_engine_yaml(text: str) -> dict[str, t.Any]:
-    """The options that :func:`engine_yaml` wrote, a ``no-`` form as the false flag that it was."""
-    options: dict[str, t.Any] = {}
-    for line in text.splitlines():
-        option, _colon, value = line.partition(": ")
-        try:
-            options[option] = json.loads(value)
-        except ValueError as exc:
-            raise VllmError(
-                f"engine.yaml has the line {option}, which is no option with a JSON value.",
-                code="bad_release",
-                remedy="It was edited; deploy again, which writes it anew.",
-            ) from exc
-    return {name[3:] if name.startswith("no-") and value is True else name: value for name, value in options.items()}
+    """The options that :func:`engine_yaml` wrote, a ``no-`` form as the false flag that it was.
+
+    Somebody may have edited it since: a value that is no JSON is taken as the text that it is.
+    """
+    pairs = (line.partition(": ")[::2] for line in text.splitlines() if ": " in line and line[0] not in "# ")
+    options = {option: _json_or_text(value) for option, value in pairs}
+    negated = {option for option, value in options.items() if option.startswith("no-") and value is True}
+    return {**{option: value for option, value in options.items() if option not in negated}, **{option[3:]: False for option in negated}}
+
+
+def _json_or_text(value: str) -> t.Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def names_of(options: t.Mapping[str, t.Any], option: str) -> list[str]:
+    """The values of an option that takes several."""
+    value = options.get(option) or []
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
 def address(options: t.Mapping[str, t.Any]) -> str:

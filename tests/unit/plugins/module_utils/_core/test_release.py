@@ -18,6 +18,7 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release import
     deployment_name,
     engine_yaml,
     environment_file,
+    names_of,
     read_engine_yaml,
 )
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release_store import ReleaseStore
@@ -179,9 +180,20 @@ def test_a_restart_is_due_when_the_release_was_written_anew_under_the_same_name(
     assert "was edited and is written anew" in str(anew)
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True).filter(lambda name: not name.startswith("no-")), JSON_VALUES))
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True).filter(lambda name: not name.startswith("no-")), JSON_VALUES | st.just(False)
+    )
+)
 def test_what_was_written_of_the_arguments_is_read_again(options: dict[str, t.Any]) -> None:
-    assert read_engine_yaml(engine_yaml(options)) == {name: value for name, value in options.items() if value is not None}
+    assert read_engine_yaml(engine_yaml(options)) == options
+
+
+def test_an_edited_file_is_still_read_as_far_as_it_goes() -> None:
+    text = "# by hand\nhost: 0.0.0.0\n\nport: 8001\nno-enable-log-requests: true\nserved-model-name: M\nnonsense\n"
+    options = read_engine_yaml(text)
+    assert options == {"host": "0.0.0.0", "port": 8001, "enable-log-requests": False, "served-model-name": "M"}
+    assert (names_of(options, "served-model-name"), names_of(options, "api-key")) == (["M"], [])
 
 
 @pytest.mark.parametrize(
