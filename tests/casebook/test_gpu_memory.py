@@ -136,8 +136,8 @@ NEW_LIBRARY, OLD_MODULE = "550.107.02", "550.90.07"
 
 def test_both_versions_of_a_driver_that_was_updated_halfway_are_named() -> None:
     texts = {"/proc/driver/nvidia/version": f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {OLD_MODULE}  Fri May 31 09:35:42 UTC 2024\n"}
-    versions = {"kernel_version": nvml_failure.kernel_module_version(lambda path: texts.get(path, "")), "library_version": NEW_LIBRARY}
-    said = str(nvml_failure.explain_nvml_failure(18, "Driver/library version mismatch", **versions))
+    loaded = nvml_failure.kernel_module_version(lambda path: texts.get(path, ""))
+    said = str(nvml_failure.explain_nvml_failure(18, "version mismatch", kernel_version=loaded, library_version=NEW_LIBRARY))
     assert all(words in said for words in (OLD_MODULE, NEW_LIBRARY, "reboot"))
 
 
