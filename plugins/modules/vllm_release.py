@@ -26,17 +26,18 @@ options:
     type: path
     default: /etc/gpufleet
   model_path:
-    description: Folder of the proven weights, one commit.
-    type: path
+    description: Folder of the proven weights, one commit. It is taken as it is - no variable or C(~) in it is expanded.
+    type: str
     required: true
   engine_path:
-    description: Engine venv, with C(bin/vllm) in it.
-    type: path
+    description: Engine venv, with C(bin/vllm) in it. It is taken as it is - no variable or C(~) in it is expanded.
+    type: str
     required: true
   arguments:
     description:
       - Options of C(vllm serve) by their long names, as vLLM spells them without dashes in front.
-      - V(true) gives the flag, V(false) its C(no-) form; lists and dictionaries are passed on as they are.
+      - V(true) gives the flag, V(false) its C(no-) form; lists and dictionaries are passed on as they are, those inside a list as JSON.
+      - A value that begins with a dash is refused unless it is a number, since the engine would take it for an option.
     type: dict
     default: {}
   api_keys:
@@ -45,7 +46,10 @@ options:
     elements: str
     default: []
   environment:
-    description: Environment variables of the engine. No secrets belong here, every process of the engine inherits them.
+    description:
+      - Environment variables of the engine. No secrets belong here, every process of the engine inherits them.
+      - Text and numbers arrive as they are; V(null) leaves a variable out. What systemd would drop with a mere warning, such as a
+        control character, is refused.
     type: dict
     default: {}
   gpus:
@@ -151,7 +155,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.host_files import HostFiles, read_json, unit_name
-from ..module_utils._core.release import Release, deployment_name, engine_yaml
+from ..module_utils._core.release import Release, absolute_path, deployment_name, engine_folder, engine_yaml
 from ..module_utils._core.release_store import ReleaseStore
 from ..module_utils._core.restart import restart_reason
 from ..module_utils._core.unit import UnitState, show_unit
@@ -163,10 +167,10 @@ def release_of(params: t.Mapping[str, t.Any]) -> Release:
     keys = {"api-key": params["api_keys"]} if params["api_keys"] else {}
     return Release(
         deployment=deployment_name(params["deployment"]),
-        model_path=params["model_path"],
-        engine_path=params["engine_path"],
+        model_path=absolute_path(params["model_path"], "model"),
+        engine_path=engine_folder(params["engine_path"]),
         arguments={**params["arguments"], **keys},
-        environment={name: str(value) for name, value in params["environment"].items()},
+        environment=params["environment"],
         gpus=params["gpus"],
         gpu_wait=params["gpu_wait"],
         origin=params["origin"],
@@ -247,8 +251,8 @@ def main() -> None:
         argument_spec={
             "deployment": {"type": "str", "required": True},
             "root": {"type": "path", "default": "/etc/gpufleet"},
-            "model_path": {"type": "path", "required": True},
-            "engine_path": {"type": "path", "required": True},
+            "model_path": {"type": "str", "required": True},
+            "engine_path": {"type": "str", "required": True},
             "arguments": {"type": "dict", "default": {}},
             "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
             "environment": {"type": "dict", "default": {}},

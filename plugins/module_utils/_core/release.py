@@ -15,7 +15,7 @@ import typing as t
 
 from .errors import VllmError
 
-__all__ = ["Release", "deployment_name", "engine_yaml", "environment_file", "release_json"]
+__all__ = ["Release", "absolute_path", "deployment_name", "engine_folder", "engine_yaml", "environment_file", "release_json"]
 
 ENGINE_YAML = "engine.yaml"
 ENVIRONMENT = "environment"
@@ -26,6 +26,20 @@ _OPTION = re.compile(r"[a-z][a-z0-9.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # YAML ends a line at these, or forbids them, even between double quotes; JSON does not escape them.
 _YAML_SPECIAL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+# YAML finds the end of a map's key within this many characters, unless the key is marked as one.
+_YAML_KEY = 1000
+# What argparse takes for a value although it begins with a dash.
+_NEGATIVE = re.compile(r"-(\d+|\d*\.\d+)?")
+# Where these are in a value, systemd drops the variable with a mere warning, or refuses the file: control characters other than tab
+# and newline, halves of surrogate pairs, and what Unicode reserves for no character.
+_NONCHARACTERS = "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
+_NO_SYSTEMD_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
+# systemd tells the unit's programs these; a variable of the release would win over them.
+_OF_SYSTEMD = ("CREDENTIALS_DIRECTORY", "EXIT_CODE", "EXIT_STATUS", "INVOCATION_ID", "MAINPID", "SERVICE_RESULT")
+# Bytes: the kernel's limits of one variable with its name and of a path, each with its end, and systemd's limit of a credential.
+_VARIABLE_SIZE = 128 * 1024
+_PATH_SIZE = 4096
+_CREDENTIAL_SIZE = 1024 * 1024
 
 
 def deployment_name(name: str) -> str:
@@ -39,8 +53,33 @@ def deployment_name(name: str) -> str:
     return name
 
 
+def absolute_path(path: str, what: str) -> str:
+    """``path`` itself when a link and a command line can hold it; ``what`` says in the refusal what it leads to."""
+    refusal = None
+    if not path.startswith("/"):
+        refusal = "is not absolute"
+    elif re.search("[\0\ud800-\udfff]", path):
+        refusal = "holds a character that no path can hold"
+    elif len(path.encode()) >= _PATH_SIZE:
+        refusal = f"is longer than {_PATH_SIZE - 1} bytes"
+    if refusal:
+        raise VllmError(f"The path of the {what}, {path[:200]!r}, {refusal}.", code="bad_path", remedy="Give the full path of a folder.")
+    return path
+
+
+def engine_folder(path: str) -> str:
+    """The path of an engine venv, whose programs the engine finds through ``PATH``."""
+    if ":" in path:
+        raise VllmError(
+            f"The path of the engine, {path!r}, holds a colon, which ends an entry of PATH.",
+            code="bad_path",
+            remedy="Install the engine below a folder without a colon in its name.",
+        )
+    return absolute_path(path, "engine")
+
+
 def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
-    """The text of vLLM's ``--config`` file: one option a line, each value as JSON.
+    """The text of vLLM's ``--config`` file: one option a line, each value as JSON; never empty, which vLLM would not read.
 
     vLLM drops ``key: false`` from this file, so a false flag is written as ``no-key: true``; options that are null are left out.
     """
@@ -59,35 +98,99 @@ def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
             )
         if value is not None:
             options[option] = value
-    lines = [f"no-{option}: true" if value is False else f"{option}: {_yaml_scalar(value)}" for option, value in sorted(options.items())]
-    return "".join(f"{line}\n" for line in lines)
+    text = "".join(f"{_option_line(option, value)}\n" for option, value in sorted(options.items())) or "{}\n"
+    if len(text.encode()) > _CREDENTIAL_SIZE:
+        raise VllmError(
+            f"The engine arguments are {len(text.encode())} bytes, more than the {_CREDENTIAL_SIZE} that systemd hands over.",
+            code="bad_argument",
+            remedy="Put the long ones into files on the host and name those, as chat-template allows.",
+        )
+    return text
+
+
+def _option_line(option: str, value: t.Any) -> str:
+    if value is False:
+        return f"no-{option}: true"
+    words = value if isinstance(value, (list, tuple)) else [value]
+    for word in words:
+        if str(word).startswith("-") and not _NEGATIVE.fullmatch(str(word)):
+            raise VllmError(
+                f"A value of the engine argument {option} begins with a dash, {str(word)[:200]!r}; vllm serve would take it for an option.",
+                code="bad_argument",
+                remedy="Give each option as an argument of its own.",
+            )
+    try:
+        line = f"{option}: {_yaml_scalar(_as_words(value))}"
+        line.encode()
+    except ValueError as exc:
+        raise VllmError(
+            f"The value of the engine argument {option} cannot be written as text ({exc}).",
+            code="bad_argument",
+            remedy="Give finite numbers and whole characters.",
+        ) from exc
+    return line
+
+
+def _as_words(value: t.Any) -> t.Any:
+    """vLLM makes each item of a list one word of its command line, a map among them in Python's notation, which nothing reads back."""
+    if isinstance(value, (list, tuple)):
+        return [json.dumps(item, allow_nan=False) if isinstance(item, (t.Mapping, list, tuple)) else item for item in value]
+    return value
 
 
 def _yaml_scalar(value: t.Any) -> str:
     """JSON that YAML reads the same way; YAML 1.1 takes a float for text unless it has a point."""
     if isinstance(value, t.Mapping):
-        return "{" + ", ".join(f"{_yaml_scalar(str(key))}: {_yaml_scalar(item)}" for key, item in sorted(value.items())) + "}"
+        return "{" + ", ".join(f"{_yaml_key(str(key))}: {_yaml_scalar(item)}" for key, item in sorted(value.items())) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_yaml_scalar, value)) + "]"
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if isinstance(value, float):
         return re.sub(r"^(-?\d+)e", r"\1.0e", text)
     return _YAML_SPECIAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def _yaml_key(key: str) -> str:
+    text = _yaml_scalar(key)
+    return text if len(text) <= _YAML_KEY else f"? {text} "
+
+
 def environment_file(variables: t.Mapping[str, t.Any]) -> str:
-    """The text of a systemd EnvironmentFile, each value between double quotes."""
+    """The text of a systemd EnvironmentFile, each value between double quotes; variables that are null are left out."""
     lines = []
     for name, value in sorted(variables.items()):
-        if not _VARIABLE.fullmatch(name):
-            raise VllmError(
-                f"{name!r} is no name of an environment variable.", code="bad_environment", remedy="Use letters, digits and underscores."
-            )
-        if "\0" in str(value):
-            raise VllmError(f"The environment variable {name} contains a NUL byte.", code="bad_environment", remedy="Remove it.")
-        escaped = re.sub(r'([\\"$`])', r"\\\1", str(value))
-        lines.append(f'{name}="{escaped}"\n')
+        if value is not None:
+            escaped = re.sub(r'([\\"$`])', r"\\\1", _variable(name, value))
+            lines.append(f'{name}="{escaped}"\n')
     return "".join(lines)
+
+
+def _variable(name: str, value: t.Any) -> str:
+    """The value as text that reaches the engine unchanged."""
+    if not _VARIABLE.fullmatch(name):
+        raise _bad_variable(f"{name!r} is no name of an environment variable.", "Use letters, digits and underscores.")
+    if name in _OF_SYSTEMD:
+        raise _bad_variable(f"The environment variable {name} is systemd's own.", "Leave it out.")
+    if isinstance(value, (bool, list, tuple, t.Mapping)):
+        shown = json.dumps(value)[:200]
+        raise _bad_variable(
+            f"The environment variable {name} is {shown}, which is no text.", "Write, in quotes, what the engine is to see."
+        )
+    text = str(value)
+    found = _NO_SYSTEMD_TEXT.search(text)
+    if found:
+        raise _bad_variable(
+            f"The environment variable {name} holds the character U+{ord(found[0]):04X} at position {found.start() + 1}; "
+            "systemd hands over no variable with it.",
+            "Remove it, or hand the value over in a file.",
+        )
+    if len(name) + len(text.encode()) + 2 > _VARIABLE_SIZE:
+        raise _bad_variable(f"The environment variable {name} is longer than the kernel's 128 KiB.", "Hand the value over in a file.")
+    return text
+
+
+def _bad_variable(message: str, remedy: str) -> VllmError:
+    return VllmError(message, code="bad_environment", remedy=remedy)
 
 
 class Release(t.NamedTuple):
@@ -97,7 +200,7 @@ class Release(t.NamedTuple):
     model_path: str
     engine_path: str
     arguments: t.Mapping[str, t.Any]
-    environment: t.Mapping[str, str]
+    environment: t.Mapping[str, t.Any]
     gpus: t.Sequence[str]
     gpu_wait: t.Mapping[str, t.Any]
     origin: t.Mapping[str, t.Any]

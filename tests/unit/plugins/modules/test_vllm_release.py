@@ -126,7 +126,11 @@ def test_a_failed_unit_may_be_started_again_after_a_deployment_but_not_after_a_c
     [
         ({"deployment": "Not A Name"}, "bad_deployment"),
         ({"arguments": {"max num seqs": 1}}, "bad_argument"),
+        ({"arguments": {"max-num-seqs": "--port"}}, "bad_argument"),
         ({"environment": {"A-B": "x"}}, "bad_environment"),
+        ({"environment": {"A": "x\ry"}}, "bad_environment"),
+        ({"model_path": "models"}, "bad_path"),
+        ({"engine_path": "/engines/a:b"}, "bad_path"),
     ],
 )
 def test_what_cannot_be_a_release_is_refused_and_leaves_nothing(host: Host, options: Answer, code: str) -> None:
