@@ -48,8 +48,7 @@ options:
   environment:
     description:
       - Environment variables of the engine. No secrets belong here, every process of the engine inherits them.
-      - Text and numbers arrive as they are; V(null) leaves a variable out. What systemd would drop with a mere warning, such as a
-        control character, is refused.
+      - Text and numbers arrive as they are; V(null) leaves a variable out. Text that systemd cannot hand over is refused.
     type: dict
     default: {}
   gpus:
@@ -192,7 +191,7 @@ def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
         ]
     before = store.linked("current")
     before_path = store.path(before or "none") / "engine.yaml"
-    before_text = before_path.read_text(encoding="utf-8") if before_path.is_file() else ""
+    before_text = before_path.read_text(encoding="utf-8", errors="replace") if before_path.is_file() else ""
     after_path = store.path(release.id) / "engine.yaml"
     headers = {"before_header": str(before_path) if before else "", "after_header": str(after_path)}
     return [{**headers, "before": shown(before_text), "after": shown(engine_yaml(release.arguments))}]

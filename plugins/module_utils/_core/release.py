@@ -30,10 +30,9 @@ _YAML_SPECIAL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _YAML_KEY = 1000
 # What argparse takes for a value although it begins with a dash.
 _NEGATIVE = re.compile(r"-(\d+|\d*\.\d+)?")
-# Where these are in a value, systemd drops the variable with a mere warning, or refuses the file: control characters other than tab
-# and newline, halves of surrogate pairs, and what Unicode reserves for no character.
+# One of these in a value, and systemd reads nothing of the file: halves of surrogate pairs and what Unicode reserves for no character.
 _NONCHARACTERS = "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
-_NO_SYSTEMD_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
+_NO_SYSTEMD_TEXT = re.compile(f"[\0\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
 # systemd tells the unit's programs these; a variable of the release would win over them.
 _OF_SYSTEMD = ("CREDENTIALS_DIRECTORY", "EXIT_CODE", "EXIT_STATUS", "INVOCATION_ID", "MAINPID", "SERVICE_RESULT")
 # Bytes: the kernel's limits of one variable with its name and of a path, each with its end, and systemd's limit of a credential.
@@ -181,7 +180,7 @@ def _variable(name: str, value: t.Any) -> str:
     if found:
         raise _bad_variable(
             f"The environment variable {name} holds the character U+{ord(found[0]):04X} at position {found.start() + 1}; "
-            "systemd hands over no variable with it.",
+            "systemd takes it for no text and the unit would not start.",
             "Remove it, or hand the value over in a file.",
         )
     if len(name) + len(text.encode()) + 2 > _VARIABLE_SIZE:

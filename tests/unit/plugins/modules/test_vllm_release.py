@@ -128,7 +128,7 @@ def test_a_failed_unit_may_be_started_again_after_a_deployment_but_not_after_a_c
         ({"arguments": {"max num seqs": 1}}, "bad_argument"),
         ({"arguments": {"max-num-seqs": "--port"}}, "bad_argument"),
         ({"environment": {"A-B": "x"}}, "bad_environment"),
-        ({"environment": {"A": "x\ry"}}, "bad_environment"),
+        ({"environment": {"A": "x\0y"}}, "bad_environment"),
         ({"model_path": "models"}, "bad_path"),
         ({"engine_path": "/engines/a:b"}, "bad_path"),
     ],
