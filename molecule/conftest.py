@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -132,3 +133,19 @@ def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     inventory = request.config.getoption("ansible_inventory")
     found = testinfra.get_hosts([request.config.getoption("hosts")], ansible_inventory=inventory)
     return Operator(inventory, {host.backend.host: host for host in found}, tmp_path_factory.mktemp("operator"))
+
+
+@pytest.fixture
+def drop_in() -> t.Iterator[t.Callable[..., None]]:
+    """Adds lines to the service of a unit on a host, for the next start of it, until the test is over."""
+    folders = []
+
+    def add(host: t.Any, unit: str, *lines: str) -> None:
+        folder = f"/run/systemd/system/{unit}.d"
+        folders.append((host, folder))
+        text = "\n".join(["[Service]", *lines, ""])
+        host.check_output(f"mkdir -p {folder} && printf %s {shlex.quote(text)} > {folder}/50-test.conf && systemctl daemon-reload")
+
+    yield add
+    for host, folder in folders:
+        host.check_output(f"rm -rf {folder} && systemctl daemon-reload")

@@ -133,7 +133,7 @@ def _option_line(option: str, value: t.Any) -> str:
 def _as_words(value: t.Any) -> t.Any:
     """vLLM makes each item of a list one word of its command line, a map among them in Python's notation, which nothing reads back."""
     if isinstance(value, (list, tuple)):
-        return [json.dumps(item, allow_nan=False) if isinstance(item, (t.Mapping, list, tuple)) else item for item in value]
+        return [json.dumps(item, allow_nan=False, sort_keys=True) if isinstance(item, (t.Mapping, list, tuple)) else item for item in value]
     return value
 
 
