@@ -220,7 +220,7 @@ def outcome(attempt: Attempt) -> str:
 
 
 def main() -> None:
-    attempts = {**REFUSED, **ALLOWED, **{f"open /dev/{name}": functools.partial(device, name) for name in sys.argv[2:]}}
+    attempts: dict[str, Attempt] = {**REFUSED, **ALLOWED, **{f"open /dev/{name}": functools.partial(device, name) for name in sys.argv[2:]}}
     found = {name: outcome(attempt) for name, attempt in attempts.items()}
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 
