@@ -116,6 +116,26 @@ class Operator:
         play = self.play(playbook, *options, variables=variables, environment={**environment, "KILLED_BEFORE": task})
         assert play.status == -signal.SIGKILL, play.output
 
+    def ask(self, host: str, module: str, **options: t.Any) -> dict[str, t.Any]:
+        """What a module of the collection answers on one host."""
+        command = [str(Path(sys.executable).parent / "ansible"), f"--inventory={self.inventory}", host]
+        done = subprocess.run(
+            [*command, f"--module-name=gpufleet.vllm.{module}", f"--args={json.dumps(options)}"],
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+            },
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, done.stderr)
+        answer: dict[str, t.Any] = json.loads(done.stdout.rpartition(" => ")[2])
+        return answer
+
     def on_all(self, command: str) -> dict[str, str]:
         """What a command answers on each host."""
         return {name: str(host.run(command).stdout) for name, host in self.hosts.items()}

@@ -214,13 +214,14 @@ def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[
     return result
 
 
-def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> bool:
-    """A deliberate deployment may try again: forget the block and systemd's count of failed starts."""
-    failed = state.active_state == "failed" or files.last_failure.exists()
-    if failed and state.active_state != "active" and not module.check_mode:
-        files.last_failure.unlink(missing_ok=True)
+def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState, starts: bool) -> bool:
+    """A deliberate deployment may try again: forget the block, and systemd's count of starts, which takes restarts for failures."""
+    failed = state.active_state != "active" and (state.active_state == "failed" or files.last_failure.exists())
+    if (failed or starts) and not module.check_mode:
+        if failed:
+            files.last_failure.unlink(missing_ok=True)
         module.run_command(["systemctl", "reset-failed", unit_name(files.deployment)], check_rc=state.active_state == "failed")
-    return failed and state.active_state != "active"
+    return failed
 
 
 def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
@@ -240,7 +241,7 @@ def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[s
         "restart_reason": reason,
         "reload_required": state.need_daemon_reload,
         "unit_loaded": state.load_state == "loaded",
-        "reset": clear_failure(module, files, state),
+        "reset": clear_failure(module, files, state, starts=reason is not None or not active),
     }
 
 

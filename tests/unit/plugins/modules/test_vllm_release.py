@@ -121,6 +121,11 @@ def test_a_failed_unit_may_be_started_again_after_a_deployment_but_not_after_a_c
     assert host.release()["reset"] and "reset-failed" in host.asked()
 
 
+def test_a_deployment_s_own_restart_is_not_counted_among_failed_starts(host: Host) -> None:
+    host.unit("active")
+    assert not host.release()["reset"] and "reset-failed" in host.asked()
+
+
 @pytest.mark.parametrize(
     ("options", "code"),
     [
