@@ -250,10 +250,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils._core.engine_config import address, names_of, read_engine_yaml
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.health import LEVELS, Effects, Want, look_once, wait_ready
 from ..module_utils._core.host_files import read_json, unit_name
-from ..module_utils._core.release import address, deployment_name, names_of, read_engine_yaml
+from ..module_utils._core.release import deployment_name
 from ..module_utils._host import module_runner, proc_fs
 from ..module_utils._http import http_transport
 from ..module_utils._progress import progress_writer

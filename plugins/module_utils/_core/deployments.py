@@ -9,8 +9,8 @@ import typing as t
 from pathlib import Path
 
 from .effects import Runner
+from .engine_config import address, names_of, read_engine_yaml
 from .host_files import read_json, unit_name
-from .release import address, names_of, read_engine_yaml
 from .unit import show_unit
 
 __all__ = ["Deployment", "read_deployments"]

@@ -11,7 +11,7 @@ import typing as t
 import pytest
 from support.role_vars import GPUS, UUIDS, server_host, template_all
 
-BRIDGE = [{**gpu, "links": [{"uuid": UUIDS[gpu["index"] ^ 2], "nvlinks": 4}]} for gpu in GPUS]
+BRIDGE = [{**gpu, "links": [{"uuid": UUIDS[index ^ 2], "nvlinks": 4}]} for index, gpu in enumerate(GPUS)]
 
 CASES: dict[str, tuple[t.Any, dict[str, t.Any], t.Any]] = {
     "alone": (4, server_host({}), [0, 1, 2, 3]),
