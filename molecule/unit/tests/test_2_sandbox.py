@@ -84,3 +84,11 @@ def test_systemd_has_no_complaint_about_the_unit(host: t.Any) -> None:
     verified = host.run(f"systemd-analyze verify --recursive-errors=no /etc/systemd/system/{DEPLOYED}")
     assert verified.rc == 0, verified.stderr
     assert DEPLOYED not in verified.stderr
+
+
+def test_the_engine_prefers_the_memory_of_the_node_that_was_chosen_and_runs_on_its_cpus(host: t.Any) -> None:
+    host.check_output(f"systemctl reset-failed {UNIT} || true; systemctl restart {UNIT}")
+    pid = host.check_output(f"systemctl show -P MainPID {UNIT}")
+    assert "prefer:0" in host.check_output(f"head -n 1 /proc/{pid}/numa_maps")
+    allowed = host.check_output(f"sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/{pid}/status")
+    assert allowed == host.check_output("cat /sys/devices/system/node/node0/cpulist")
