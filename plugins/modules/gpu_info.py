@@ -149,6 +149,12 @@ errors:
       type: str
       returned: always
       sample: Function Not Found
+numa_nodes:
+  description: The host's NUMA nodes that have CPUs; empty where the kernel does not say.
+  returned: success
+  type: list
+  elements: int
+  sample: [0, 1]
 xids:
   description:
     - The driver's error reports about any GPU of the host, also about one that is lost, oldest first, at most fifty.
@@ -610,7 +616,7 @@ gpus:
           description: What it draws now.
           type: float
           returned: always
-          sample: 75.3
+          sample: 82.0
         limit:
           description: The limit that is set.
           type: float
@@ -645,17 +651,17 @@ gpus:
           description: The GPU now.
           type: int
           returned: always
-          sample: 30
+          sample: 38
         memory:
           description: Its memory now.
           type: int
           returned: always
-          sample: 38
+          sample: 37
         slowdown:
           description: Where the GPU slows down.
           type: int
           returned: always
-          sample: 90
+          sample: 89
         shutdown:
           description: Where the GPU shuts down.
           type: int
@@ -680,12 +686,12 @@ gpus:
           description: The graphics clock now.
           type: int
           returned: always
-          sample: 345
+          sample: 1980
         sm:
           description: The clock of the multiprocessors now.
           type: int
           returned: always
-          sample: 345
+          sample: 1980
         memory:
           description: The memory clock now.
           type: int
@@ -719,6 +725,7 @@ gpus:
         - Why no engine can be started on this GPU as a whole; null where one can.
         - The reasons are a GPU that is lost or cannot be opened, a recovery that the driver asks for, a failed remapping of a row,
           MIG mode, a compute mode that prohibits processes, and a fabric that is not up.
+        - One that the driver wants drained works until it is. P(gpufleet.vllm.choose_gpus#filter) leaves it to the deployment that has it.
       type: str
       returned: always
       sample: null
@@ -799,10 +806,11 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._core.errors import VllmError
-from ..module_utils._core.gpus import Host, gpu_facts, select_gpus, unread_by_binding
+from ..module_utils._core.gpus import Host, gpu_facts, read_numa_nodes, select_gpus, unread_by_binding
 from ..module_utils._core.xids import find_xids
 from ..module_utils._kernel_log import kernel_log
 from ..module_utils._nvml import Sampler
+from ..module_utils._processes import read_text
 
 _ARGUMENTS: dict[str, t.Any] = {
     "gpus": {"type": "list", "elements": "str", "default": []},
@@ -851,7 +859,8 @@ def main() -> None:
             if module.params["required"] or not exc.code.startswith("nvml_"):
                 module.fail_json(msg=str(exc), code=exc.code, available=not exc.code.startswith("nvml_"), **exc.details)
             result = nothing(exc)
-        module.exit_json(changed=False, binding=sampler.binding.name, **read_xids(), **result)
+        host = {"numa_nodes": read_numa_nodes(read_text), **read_xids()}
+        module.exit_json(changed=False, binding=sampler.binding.name, **host, **result)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,18 @@ import typing as t
 
 from .errors import VllmError
 
-__all__ = ["Release", "absolute_path", "deployment_name", "engine_folder", "engine_yaml", "environment_file", "release_json"]
+__all__ = [
+    "Release",
+    "absolute_path",
+    "address",
+    "deployment_name",
+    "engine_folder",
+    "engine_yaml",
+    "environment_file",
+    "names_of",
+    "read_engine_yaml",
+    "release_json",
+]
 
 ENGINE_YAML = "engine.yaml"
 ENVIRONMENT = "environment"
@@ -105,6 +116,37 @@ def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
             remedy="Put the long ones into files on the host and name those, as chat-template allows.",
         )
     return text
+
+
+def read_engine_yaml(text: str) -> dict[str, t.Any]:
+    """The options that :func:`engine_yaml` wrote, a ``no-`` form as the false flag that it was.
+
+    Somebody may have edited it since: a value that is no JSON is taken as the text that it is.
+    """
+    pairs = (line.partition(": ")[::2] for line in text.splitlines() if ": " in line and line[0] not in "# ")
+    options = {option: _json_or_text(value) for option, value in pairs}
+    negated = {option for option, value in options.items() if option.startswith("no-") and value is True}
+    return {**{option: value for option, value in options.items() if option not in negated}, **{option[3:]: False for option in negated}}
+
+
+def _json_or_text(value: str) -> t.Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def names_of(options: t.Mapping[str, t.Any], option: str) -> list[str]:
+    """The values of an option that takes several."""
+    value = options.get(option) or []
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
+
+
+def address(options: t.Mapping[str, t.Any]) -> str:
+    """The root URL of a server with these options, as its own host reaches it."""
+    host = str(options.get("host") or "0.0.0.0")
+    scheme = "https" if options.get("ssl-certfile") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.get('port', 8000)}"
 
 
 def _option_line(option: str, value: t.Any) -> str:
