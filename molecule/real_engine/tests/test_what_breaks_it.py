@@ -70,7 +70,7 @@ def test_it_dies_at_the_start(host: t.Any, drop_in: DropIn, directives: list[str
 
 
 def test_without_executable_memory_it_is_healthy_and_dies_of_its_first_question(host: t.Any, operator: Operator, drop_in: DropIn) -> None:
-    """With float32, for which oneDNN compiles code on every processor; where it has none for bfloat16, nothing is compiled and nothing breaks."""
+    """With float32, for which oneDNN compiles code on every processor; for bfloat16 some have no code, and then nothing breaks."""
     host.check_output(f"sed 's/^dtype: .*/dtype: \"float32\"/' {CURRENT}/engine.yaml > /run/float32.yaml")
     drop_in(host, UNIT, "Restart=no", "LoadCredential=engine.yaml:/run/float32.yaml", "MemoryDenyWriteExecute=yes")
     invocation = start(host)
