@@ -14,6 +14,7 @@ pytestmark = pytest.mark.long
 
 UNIT = "vllm-tiny-qwen3.service"
 FAILURE = "/var/lib/gpufleet/tiny-qwen3/last-failure.json"
+CURRENT = "/etc/gpufleet/tiny-qwen3/current"
 URL = "http://127.0.0.1:8000"
 # Half a minute on a machine of its own.
 PATIENCE = 300
@@ -69,11 +70,13 @@ def test_it_dies_at_the_start(host: t.Any, drop_in: DropIn, directives: list[str
 
 
 def test_without_executable_memory_it_is_healthy_and_dies_of_its_first_question(host: t.Any, operator: Operator, drop_in: DropIn) -> None:
-    drop_in(host, UNIT, "Restart=no", "MemoryDenyWriteExecute=yes")
+    """With float32, for which oneDNN compiles code on every processor; for bfloat16 some have no code, and then nothing breaks."""
+    host.check_output(f"sed 's/^dtype: .*/dtype: \"float32\"/' {CURRENT}/engine.yaml > /run/float32.yaml")
+    drop_in(host, UNIT, "Restart=no", "LoadCredential=engine.yaml:/run/float32.yaml", "MemoryDenyWriteExecute=yes")
     invocation = start(host)
     assert gate(operator, level="healthy")["ready"]
     answer = gate(operator)
-    assert answer["failed"] and not answer.get("ready"), answer
+    assert not answer["ready"], answer
     until(host, f"systemctl show -P ActiveState {UNIT} | grep -qE 'inactive|failed'")
     assert "could not create a primitive" in journal(host, invocation)
     assert host.check_output(f"systemctl show -P ExecMainStatus {UNIT}") == "0"
@@ -85,4 +88,4 @@ def test_without_addresses_it_starts_and_nobody_reaches_it(host: t.Any, operator
     until(host, f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={invocation} | grep -q 'Application startup complete'")
     assert host.run(f"curl --silent --max-time 5 {URL}/health").rc == 28  # out of time: what is filtered gets no answer
     answer = gate(operator, timeout=10, stall_timeout=10)
-    assert answer["failed"] and not answer.get("ready"), answer
+    assert not answer["ready"], answer
