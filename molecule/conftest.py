@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """For every scenario's testinfra tests.
 
-A failed test shows what the hosts' model servers wrote to the journal. The fixture `operator` runs playbooks as an operator does.
+A failed test shows what the hosts' model servers wrote to the journal. The fixture `operator` runs playbooks as an operator does;
+`unit` is the deployment's unit on one host, `units` has them all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import testinfra
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "molecule" / "support"))
+
+from on_hosts import Unit  # noqa: E402
+
 JOURNAL = "journalctl --no-pager --output=short-precise --lines=60 --unit='vllm-*.service'"
 UNITS = "systemctl --no-pager --no-legend --plain --all list-units 'vllm-*.service'"
 Variables = t.Mapping[str, t.Any]
@@ -132,3 +137,13 @@ def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     inventory = request.config.getoption("ansible_inventory")
     found = testinfra.get_hosts([request.config.getoption("hosts")], ansible_inventory=inventory)
     return Operator(inventory, {host.backend.host: host for host in found}, tmp_path_factory.mktemp("operator"))
+
+
+@pytest.fixture
+def unit(host: t.Any) -> Unit:
+    return Unit(host)
+
+
+@pytest.fixture
+def units(operator: Operator) -> dict[str, Unit]:
+    return {name: Unit(host) for name, host in operator.hosts.items()}

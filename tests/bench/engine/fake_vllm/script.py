@@ -9,7 +9,7 @@ import os
 import typing as t
 from pathlib import Path
 
-__all__ = ["Script", "read_script"]
+__all__ = ["Script", "count_start", "read_script"]
 
 VARIABLE = "FAKE_VLLM_SCRIPT"
 
@@ -20,6 +20,7 @@ class Script(t.NamedTuple):
     load_seconds: float = 1.5
     crash_at_shard: int = 0
     crash_with: str = "RuntimeError: CUDA error: unspecified launch failure"
+    crash_times: int = 0
     hang_at_shard: int = 0
     engine_dies_after: float = 0.0
     answer: str = ""
@@ -28,19 +29,31 @@ class Script(t.NamedTuple):
 
 
 def read_script(environ: t.Mapping[str, str] = os.environ) -> Script:
-    """The script named by the environment: words separated by commas or lines, or the path of a file that holds them.
+    """The script named by the environment: words separated by commas, or the path of a file that holds one a line.
 
     A named file that does not exist means that nothing goes wrong, so a test can switch a failure on and off beside a running unit.
     """
     words = environ.get(VARIABLE, "")
-    if words.startswith("/"):
-        path = Path(words)
-        words = path.read_text(encoding="utf-8") if path.exists() else ""
-    return Script(**dict(_entries(words)))
+    if not words.startswith("/"):
+        return Script(**dict(_entries(words.split(","))))
+    path = Path(words)
+    return Script(**dict(_entries(path.read_text(encoding="utf-8").splitlines() if path.exists() else [])))
 
 
-def _entries(words: str) -> t.Iterator[tuple[str, t.Any]]:
-    for word in words.replace("\n", ",").split(","):
+def count_start(script: Script, folder: Path) -> Script:
+    """The script of this very start: it crashes no more once ``crash-times`` starts have, which a file in the folder counts."""
+    if not script.crash_times:
+        return script
+    counter = folder / "fake-vllm-crashes"
+    crashed = int(counter.read_text()) if counter.exists() else 0
+    if crashed >= script.crash_times:
+        return script._replace(crash_at_shard=0)
+    counter.write_text(str(crashed + 1))
+    return script
+
+
+def _entries(words: t.Iterable[str]) -> t.Iterator[tuple[str, t.Any]]:
+    for word in words:
         if not word.strip() or word.strip().startswith("#"):
             continue
         key, _separator, value = word.strip().partition("=")
