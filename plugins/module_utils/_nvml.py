@@ -24,7 +24,8 @@ from importlib import metadata
 from ._core import nvml_minimal
 from ._core.errors import VllmError
 from ._core.gpu_readings import Reading, TargetReader
-from ._core.gpus import Gpu, GpuProcess, Host, ReadError, explain_nvml_failure, read_gpus, read_host
+from ._core.gpus import Gpu, GpuProcess, Host, ReadError, read_gpus, read_host
+from ._core.nvml_failure import explain_nvml_failure, kernel_module_version, library_version
 from ._core.procs import ProcessInfo
 from ._processes import identify, read_text
 
@@ -75,6 +76,7 @@ class Sampler:
         self._pid: t.Optional[int] = None
         self._questions = self._answers = -1
         self._buffer = b""
+        self._let_go: list[int] = []
 
     def __enter__(self) -> Sampler:
         return self
@@ -101,9 +103,13 @@ class Sampler:
             return
         os.close(self._questions)
         os.close(self._answers)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, os.WNOHANG)
+        self._let_go.append(self._pid)
         self._pid = None
+        self._bury()
+
+    def _bury(self) -> None:
+        """Take note of the children that have ended, so that many attempts leave no row of zombies."""
+        self._let_go = [pid for pid in self._let_go if not _has_ended(pid)]
 
     def _ask(self, question: bytes) -> t.Any:
         if self._pid is None:
@@ -118,6 +124,7 @@ class Sampler:
         return answer["answer"]
 
     def _start(self) -> None:
+        self._bury()
         question_end, self._questions = os.pipe()
         self._answers, answer_end = os.pipe()
         self._buffer = b""
@@ -160,6 +167,13 @@ class Sampler:
         return VllmError(
             f"The process that reads NVML ended {how}.", code="nvml_crashed", remedy="Check that library and driver are of one version."
         )
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _gpu(row: t.Sequence[t.Any]) -> Gpu:
@@ -229,27 +243,9 @@ def _answer(nvml: t.Any, question: bytes) -> t.Any:
 
 def _failure(nvml: t.Any, exc: t.Any) -> dict[str, t.Any]:
     reason = str(exc.__context__ or "")
-    error = explain_nvml_failure(
-        exc.value, str(exc), reason=reason, kernel_version=_kernel_module_version(), library_version=_library_version(nvml)
-    )
+    versions = {"kernel_version": kernel_module_version(read_text), "library_version": library_version(nvml, read_text)}
+    error = explain_nvml_failure(exc.value, str(exc), reason=reason, **versions)
     return {"message": error.message, "code": error.code, "remedy": error.remedy, "details": error.details}
-
-
-def _kernel_module_version() -> t.Optional[str]:
-    try:
-        return read_text("/sys/module/nvidia/version").strip()
-    except OSError:
-        return None
-
-
-def _library_version(nvml: t.Any) -> t.Optional[str]:
-    """``13.580.159.04`` is CUDA's major version and then the driver's. NVML tells it also when it cannot be opened."""
-    try:
-        version = str(nvml.nvmlSystemGetNVMLVersion())
-    except nvml.NVMLError:
-        return None
-    first, _dot, rest = version.partition(".")
-    return rest if len(first) < 3 and rest else version
 
 
 def _send(answers: int, record: t.Mapping[str, t.Any]) -> None:

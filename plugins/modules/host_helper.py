@@ -71,6 +71,7 @@ from ..module_utils._core import (
     effects,
     errors,
     failures,
+    gpu_arrival,
     gpu_choice,
     gpu_details,
     gpu_links,
@@ -84,12 +85,15 @@ from ..module_utils._core import (
     journal,
     log_lines,
     nvml_calls,
+    nvml_failure,
     nvml_minimal,
     pci,
     phases,
     procs,
     reap,
+    restart_pause,
     unit,
+    unit_check,
 )
 from ..module_utils._zipapp import zip_application
 
@@ -99,6 +103,7 @@ _CORE = (
     effects,
     errors,
     failures,
+    gpu_arrival,
     gpu_choice,
     gpu_details,
     gpu_links,
@@ -112,12 +117,15 @@ _CORE = (
     journal,
     log_lines,
     nvml_calls,
+    nvml_failure,
     nvml_minimal,
     pci,
     phases,
     procs,
     reap,
+    restart_pause,
     unit,
+    unit_check,
 )
 
 

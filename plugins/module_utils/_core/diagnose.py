@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .failures import FAILURES, Advice, Facts, Failure
+from .failures import FAILURES, RELEASE, UNCLEAR, Advice, Facts, Failure
 from .log_lines import LogLine, engine_arguments, parse_line
 from .phases import DESCRIPTIONS, StartTracker
 
@@ -28,15 +28,24 @@ _WRAPPERS = re.compile(r"Engine core initialization failed|WorkerProc initializa
 
 
 class Diagnosis(t.NamedTuple):
-    """The cause (a stable word), how sure, one sentence, what to do, and the lines that say so."""
+    """The cause (a stable word), how sure, one sentence, what to do, and the lines that say so.
+
+    ``at_fault`` is ``release``, ``host`` or ``unclear``, as :mod:`failures` has it. ``retryable``: the same release, started again, may
+    succeed, at once or when the host is healed; so it is true wherever the release itself is not at fault.
+    """
 
     cause: str
     confidence: str
     message: str
     remedies: list[dict[str, t.Any]]
     evidence: list[str]
-    retryable: bool
+    at_fault: str
     phase: str
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same release may succeed when it is started again."""
+        return self.at_fault != RELEASE
 
     @property
     def remedy(self) -> str:
@@ -47,7 +56,7 @@ class Diagnosis(t.NamedTuple):
 
     def as_dict(self) -> dict[str, t.Any]:
         """Plain data, for a file or a module's result."""
-        return {**self._asdict(), "remedy": self.remedy}
+        return {**self._asdict(), "retryable": self.retryable, "remedy": self.remedy}
 
 
 def diagnose(lines: t.Sequence[str]) -> Diagnosis:
@@ -62,13 +71,13 @@ def diagnose(lines: t.Sequence[str]) -> Diagnosis:
     if found:
         return found
     if stop < len(parsed):
-        return Diagnosis("stopped", "high", "the engine was stopped in an orderly way", [], [parsed[stop].message], True, tracker.phase)
+        return Diagnosis("stopped", "high", "the engine was stopped in an orderly way", [], [parsed[stop].message], UNCLEAR, tracker.phase)
     return _unknown(believed, tracker.phase)
 
 
 def is_deterministic(diagnosis: Diagnosis) -> bool:
-    """Whether the same release fails the same way again, so that restarting it is pointless. What is unknown may yet succeed."""
-    return diagnosis.cause != "unknown" and not diagnosis.retryable
+    """Whether the release itself makes it fail, the same way again each time, so that it is to be started only once it changed."""
+    return diagnosis.at_fault == RELEASE
 
 
 def _known(lines: t.Sequence[LogLine], arguments: t.Mapping[str, t.Any], phase: str) -> t.Optional[Diagnosis]:
@@ -84,7 +93,7 @@ def _known(lines: t.Sequence[LogLine], arguments: t.Mapping[str, t.Any], phase: 
     message = failure.message.format(*(group or "" for group in match.groups()))
     advice = failure.advise(Facts(match, arguments))
     return Diagnosis(
-        failure.cause, "high", message, _plain(advice), _evidence(lines, failure.pattern), failure.retryable, failure.phase or phase
+        failure.cause, "high", message, _plain(advice), _evidence(lines, failure.pattern), failure.at_fault, failure.phase or phase
     )
 
 
@@ -124,9 +133,8 @@ def _out_of_memory(lines: t.Sequence[LogLine], arguments: t.Mapping[str, t.Any],
     stack = "\n".join(above.message for above in lines[max(0, number - 80) : number] if above.process == line.process)
     cause, where, at = _place(stack, phase)
     message = f"the GPU ran out of memory {where} ({match.group(1)} more were wanted)"
-    return Diagnosis(
-        cause, "high", message, _plain(_oom_advice(cause, arguments)), _evidence(lines, _OUT_OF_MEMORY), cause == "oom_runtime", at
-    )
+    at_fault = UNCLEAR if cause == "oom_runtime" else RELEASE
+    return Diagnosis(cause, "high", message, _plain(_oom_advice(cause, arguments)), _evidence(lines, _OUT_OF_MEMORY), at_fault, at)
 
 
 def _place(stack: str, phase: str) -> tuple[str, str, str]:
@@ -159,17 +167,17 @@ def _unknown(lines: t.Sequence[LogLine], phase: str) -> Diagnosis:
     if assertion:
         advice = [Advice("tensor-parallel-size", None, "choose one that divides the heads, KV heads and intermediate size of the model")]
         message = f"a size of the model cannot be split as asked ({assertion[0].message})"
-        return Diagnosis("not_divisible", "medium", message, _plain(advice), _evidence(lines, _BARE_ASSERTION), False, phase)
+        return Diagnosis("not_divisible", "medium", message, _plain(advice), _evidence(lines, _BARE_ASSERTION), RELEASE, phase)
     telling = [line for line in lines if _GENERIC.search(line.message) and not _WRAPPERS.search(line.message)]
     if telling:
         deepest = max(telling, key=lambda line: line.depth)
         evidence = [line.message for line in telling[:_EVIDENCE_LINES]]
-        return Diagnosis("unknown", "low", f"the engine said: {deepest.message[:300]}", [], evidence, True, phase)
+        return Diagnosis("unknown", "low", f"the engine said: {deepest.message[:300]}", [], evidence, UNCLEAR, phase)
     said = [line.message for line in lines if phase == "starting" and not _SYSTEMD.search(line.message)]
     if said:
-        return Diagnosis("unknown", "low", f"before the engine wrote anything it was said: {said[-1][:300]}", [], said[-3:], True, phase)
+        return Diagnosis("unknown", "low", f"before the engine wrote anything it was said: {said[-1][:300]}", [], said[-3:], UNCLEAR, phase)
     last = [line.message for line in lines[-_EVIDENCE_LINES:]]
-    return Diagnosis("unknown", "none", "the engine left no known error", [], last, True, phase)
+    return Diagnosis("unknown", "none", "the engine left no known error", [], last, UNCLEAR, phase)
 
 
 def _evidence(lines: t.Sequence[LogLine], pattern: t.Pattern[str]) -> list[str]:

@@ -4,6 +4,10 @@
 """What vLLM, the host helper and systemd print when a start fails, what it means, and what to do. PRIVATE to the collection.
 
 One row a failure, the more telling rows first: where two rows match lines of equally deep processes, the earlier row wins.
+
+Each row says what is at fault, because that decides about the next start. ``release``: its arguments, weights, model or engine make the
+same start fail in the same way, so it is not started again before it changes. ``host``: something of the host has to heal, or be
+healed, and then the same release starts. ``unclear``: it may have been a matter of the moment. The last two are started again.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import re
 import typing as t
 
-__all__ = ["FAILURES", "Advice", "Facts", "Failure"]
+__all__ = ["FAILURES", "HOST", "RELEASE", "UNCLEAR", "Advice", "Facts", "Failure"]
+
+RELEASE, HOST, UNCLEAR = "release", "host", "unclear"
 
 
 class Advice(t.NamedTuple):
@@ -30,13 +36,13 @@ class Facts(t.NamedTuple):
 
 
 class Failure(t.NamedTuple):
-    """``message`` is a format of the match's groups. ``retryable``: the same start may succeed later, unchanged."""
+    """``message`` is a format of the match's groups, ``at_fault`` one of release, host and unclear."""
 
     cause: str
     pattern: t.Pattern[str]
     message: str
     advise: t.Callable[[Facts], list[Advice]]
-    retryable: bool = False
+    at_fault: str = RELEASE
     phase: str = ""
 
 
@@ -94,6 +100,7 @@ def _row(cause: str, pattern: str, message: str, advise: t.Callable[[Facts], lis
 
 
 _FETCH_AGAIN = _say("Download these files again: run the play with verify set to sha256.")
+_FABRIC = _say("Look at nvidia-fabricmanager.service: it has to run, and to be of the driver's version.")
 _HELD = _say("Stop what holds the memory, or wait until it is free: the same start then succeeds.")
 
 FAILURES = [
@@ -108,15 +115,40 @@ FAILURES = [
         r"^(\d+ of \d+ GPUs did not become free in .*|The memory of .* did not stay still in .*)$",
         "{0}",
         _HELD,
-        retryable=True,
+        at_fault=HOST,
         phase="waiting_for_gpus",
     ),
     _row(
         "gpu_lost",
-        r"^(A target GPU (?:cannot be opened|needs a reset|is lost to the driver).*)$",
+        r"^(A target GPU (?:cannot be opened|needs a reset|is lost to the driver).*"
+        r"|\d+ of \d+ GPUs of the release are not listed by NVML.*)$",
         "{0}",
         _say("Look for Xid lines in the kernel log; reset the GPU or reboot the host."),
-        retryable=True,
+        at_fault=HOST,
+        phase="waiting_for_gpus",
+    ),
+    _row(
+        "fabric_not_ready",
+        r"^(The NVLink fabric of .* (?:was not up after|failed \().*)$",
+        "{0}",
+        _FABRIC,
+        at_fault=HOST,
+        phase="waiting_for_gpus",
+    ),
+    _row(
+        "driver_mismatch",
+        r"^(NVML cannot be used: the NVIDIA library and the loaded kernel module are of different versions.*)$",
+        "{0}",
+        _say("Reboot the host, and hold the driver packages against unattended upgrades."),
+        at_fault=HOST,
+        phase="waiting_for_gpus",
+    ),
+    _row(
+        "nvml_unavailable",
+        r"^(NVML (?:cannot be (?:used|opened):|gave no answer within|shows no GPU).*)$",
+        "{0}",
+        _say("Look at nvidia-smi, at nvidia-persistenced.service and at the kernel log."),
+        at_fault=HOST,
         phase="waiting_for_gpus",
     ),
     _row(
@@ -124,7 +156,7 @@ FAILURES = [
         r"^(.* stays taken by a process that was killed and cannot die.*)$",
         "{0}",
         _say("Only a reboot of the host frees that memory."),
-        retryable=True,
+        at_fault=HOST,
         phase="waiting_for_gpus",
     ),
     _row(
@@ -140,14 +172,14 @@ FAILURES = [
         r"GPU memory utilization \(([\d.]+), ([\d.]+) GiB\)",
         "only {1} of {2} GiB are free on {0}, and gpu-memory-utilization {3} asks for {4} GiB: something else holds memory there",
         _HELD,
-        retryable=True,
+        at_fault=HOST,
     ),
     _row(
         "gpu_memory_moved",
         r"Error in memory profiling\. Initial free memory",
         "another process freed GPU memory while the engine measured its own",
         _say("Start one engine at a time on a GPU; the next try may succeed."),
-        retryable=True,
+        at_fault=HOST,
     ),
     _row(
         "no_kv_memory",
@@ -242,6 +274,7 @@ FAILURES = [
         r"|Cannot find an appropriate cached snapshot folder",
         "the model folder is not there, or has no config.json",
         _say("Check the model path of the release and download the model."),
+        at_fault=HOST,
     ),
     _row("bad_config_json", r"config file at '(.*?)' is not a valid JSON file", "{0} is not valid JSON", _FETCH_AGAIN),
     _row(
@@ -279,7 +312,7 @@ FAILURES = [
         r"\[Errno 98\] Address already in use",
         "the port is taken by another process",
         _say("Stop what listens there, or give this deployment another port."),
-        retryable=True,
+        at_fault=HOST,
     ),
     _row(
         "tool_parser_unknown",
@@ -319,6 +352,7 @@ FAILURES = [
         r"World size \((\d+)\) is larger than the number of available GPUs \((\d+)\)",
         "the engine needs {0} GPUs and sees {1}",
         lambda facts: [Advice("tensor-parallel-size", int(facts.match.group(2)), "as many as there are")],
+        at_fault=HOST,
     ),
     _row(
         "no_ray",
@@ -327,46 +361,66 @@ FAILURES = [
         _set("distributed-executor-backend", "mp", "needs no ray"),
     ),
     _row(
+        "fabric_not_ready",
+        r"(Error 802: system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY)",
+        "CUDA does not start ({0}) although the GPUs are there: their NVLink fabric is not up",
+        _FABRIC,
+        at_fault=HOST,
+    ),
+    _row(
+        "device_name_not_accepted",
+        r"invalid literal for int\(\) with base 10: '((?:MIG|GPU)-[^']*)'",
+        "this engine reads only numbers in CUDA_VISIBLE_DEVICES, and it holds {0}",
+        _say("Deploy an engine version that takes UUIDs there; a MIG device cannot be named otherwise, a whole GPU can by its number."),
+    ),
+    _row(
         "driver_mismatch",
         r"Driver/library version mismatch|NVMLError_LibRmVersionMismatch",
         "the NVIDIA driver was upgraded under the running kernel module",
         _say("Reboot the host."),
+        at_fault=HOST,
     ),
     _row(
         "driver_too_old",
         r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient|Error 804: forward compatibility",
         "the NVIDIA driver is too old for this engine",
         _say("Upgrade the driver and reboot."),
+        at_fault=HOST,
     ),
     _row(
         "no_gpu",
-        r"Failed to infer device type",
+        r"Failed to infer device type|No CUDA GPUs are available|no CUDA-capable device is detected|CUDA driver initialization failed",
         "the engine sees no usable GPU",
         _say("Check nvidia-smi and the unit's access to /dev/nvidia*."),
+        at_fault=HOST,
     ),
     _row(
         "shm_too_small",
         r"Insufficient space in (\S+) for .*: (\d+) MiB required, (\d+) MiB free",
         "{0} has {2} MiB free and {1} MiB are needed",
         _say("Enlarge it: mount -o remount,size=2G /dev/shm."),
+        at_fault=HOST,
     ),
     _row(
         "disk_full",
         r"\[Errno 28\] No space left on device",
         "a disk is full",
         _say("Free space where the engine's caches and the model lie."),
+        at_fault=HOST,
     ),
     _row(
         "too_many_files",
         r"\[Errno 24\] Too many open files|ZMQError: Too many open files",
         "the limit of open files is too low",
         _say("Raise LimitNOFILE of the unit."),
+        at_fault=HOST,
     ),
     _row(
         "tls_files",
         r"^\s*ctx\.load_cert_chain\(",
         "the TLS certificate or key cannot be read",
         _say("Check the paths and rights of ssl-certfile and ssl-keyfile."),
+        at_fault=HOST,
     ),
     _row(
         "gpu_error",
@@ -374,42 +428,43 @@ FAILURES = [
         r"|the launch timed out|device-side assert triggered)",
         "the GPU reported an error: {0}",
         _say("Look for NVRM Xid lines in the kernel log of that moment; a fault that comes again needs a GPU reset or a repair."),
-        retryable=True,
+        at_fault=UNCLEAR,
     ),
     _row(
         "nccl_error",
         r"(?:NCCL error|ncclUnhandledCudaError|ncclInternalError|ncclRemoteError|Watchdog caught collective operation timeout)",
         "the GPUs could not talk to each other (NCCL)",
         _say("Start once with NCCL_DEBUG=INFO in the environment to see why."),
-        retryable=True,
+        at_fault=UNCLEAR,
     ),
     _row(
         "engine_timeout",
         r"RPC call to (\w+) timed out|Timed out waiting for engine core processes to start",
         "a process of the engine did not answer in time",
         _say("Raise VLLM_ENGINE_READY_TIMEOUT_S where loading is slow; else look for a GPU that hangs."),
-        retryable=True,
+        at_fault=UNCLEAR,
     ),
     _row(
         "host_out_of_memory",
-        r"has been killed by the OOM killer|Failed with result 'oom-kill'|Memory cgroup out of memory: Killed process",
-        "the kernel killed a process of the engine because the host ran out of memory",
+        r"has been killed by the OOM killer|Failed with result 'oom-kill'|Memory cgroup out of memory: Killed process"
+        r"|\[Errno 12\] Cannot allocate memory|DefaultCPUAllocator: can't allocate memory",
+        "the host ran out of memory",
         _say("Give the unit or the host more memory, or lower cpu-offload-gb and kv-offloading-size."),
-        retryable=True,
+        at_fault=HOST,
     ),
     _row(
         "worker_died",
         r"Worker proc (\S+) died unexpectedly \(exit code: (-\d+|None)\)",
         "{0} was killed (exit code {1})",
         _say("Look at the kernel log of that moment: the OOM killer and GPU faults do this."),
-        retryable=True,
+        at_fault=UNCLEAR,
     ),
     _row(
         "engine_died",
         r"EngineDeadError|engine core exited unexpectedly; starting cleanup|EngineCore encountered a fatal error",
         "the engine process died while it was serving",
         _say("The unit starts it again; if it dies again, look at the kernel log of that moment."),
-        retryable=True,
+        at_fault=UNCLEAR,
         phase="serving",
     ),
 ]

@@ -14,6 +14,8 @@ import math
 import typing as t
 
 from .errors import VllmError
+from .gpu_details import NEEDS_RESET
+from .gpu_links import fabric_fault
 from .gpu_names import Identity, places
 from .nvml_calls import FATAL
 from .pci import pci_key
@@ -40,68 +42,67 @@ def choose_gpus(
     """That many of the GPUs, or the ones named.
 
     ``taken`` says by UUID which deployment pins a GPU: it is then not chosen, and refused where it is named. ``current`` are the
-    UUIDs that the deployment has now: it keeps them while they are fit, free and as many as wanted.
+    UUIDs that the deployment has now: it keeps them while they are fit, free and as many as wanted. A GPU that the driver wants
+    drained works until it is: who has it keeps it, and it is given to nobody anew.
     """
     if isinstance(wanted, bool) or not isinstance(wanted, (int, t.Sequence)) or isinstance(wanted, str):
         raise VllmError(f"Which GPUs is {wanted!r}?", code="gpu_choice_invalid", remedy="Give a number of GPUs, or a list of names.")
     owners = {uuid.lower(): deployment for uuid, deployment in (taken or {}).items()}
     if isinstance(wanted, int):
         return _that_many(gpus, wanted, owners, current)
-    return _named(gpus, [str(word) for word in wanted], owners)
+    return _named(gpus, [str(word) for word in wanted], owners, current)
 
 
 # ---- fit and free --------------------------------------------------------------------------------------------------------
 
 
-def why_unusable(gpu: Facts) -> t.Optional[str]:
-    """Why no engine can be started on this GPU as a whole; :data:`None` where one can."""
-    return next(_faults(gpu), None)
+def why_unusable(gpu: Facts, *, is_kept: bool = False) -> t.Optional[str]:
+    """Why no engine can be started on this GPU as a whole; :data:`None` where one can. ``is_kept``: by the deployment that has it."""
+    return next(_faults(gpu, is_kept), None)
 
 
-def _faults(gpu: Facts) -> t.Iterator[str]:
+def _faults(gpu: Facts, is_kept: bool) -> t.Iterator[str]:
     for error in gpu.get("errors") or ():
         if error["code"] in FATAL or error["reading"] == "handle":
             yield f"NVML says '{error['error']}'"
     if not gpu.get("uuid"):
         yield "its UUID cannot be read"
-    if gpu.get("recovery_action") not in (None, "none"):
-        yield f"the driver asks for a recovery ({gpu['recovery_action']})"
+    action = gpu.get("recovery_action")
+    if action in NEEDS_RESET or (action not in (None, "none") and not is_kept):
+        yield f"the driver asks for a recovery ({action})"
     if gpu.get("remap_failed"):
         yield "remapping a bad row of its memory failed, so it has to be replaced"
     if gpu.get("mig"):
         yield "it is in MIG mode"
     if gpu.get("compute_mode") == "prohibited":
         yield "its compute mode prohibits every process (nvidia-smi -c DEFAULT allows them)"
-    yield from _fabric_faults(gpu.get("fabric") or {})
-
-
-def _fabric_faults(fabric: Facts) -> t.Iterator[str]:
-    """Memory is free and the GPU is listed, and CUDA answers "system not yet initialized" all the same."""
-    state, status = fabric.get("state"), fabric.get("status")
-    if state == "in_progress":
-        yield "its NVLink fabric is not up yet, so CUDA fails with error 802: look at nvidia-fabricmanager.service"
-    if state == "completed" and status not in (None, "ok"):
-        yield f"its NVLink fabric failed ({status}): look at nvidia-fabricmanager.service"
+    fabric = fabric_fault(gpu.get("fabric"))
+    if fabric:
+        yield fabric
 
 
 def _owner(gpu: Facts, owners: t.Mapping[str, str]) -> t.Optional[str]:
     return owners.get(str(gpu.get("uuid")).lower())
 
 
-def _refusal(gpu: Facts, owners: t.Mapping[str, str]) -> t.Optional[str]:
-    """Why this GPU cannot be had."""
+def _refusal(gpu: Facts, owners: t.Mapping[str, str], current: t.Sequence[str] = ()) -> t.Optional[str]:
+    """Why this GPU cannot be had, or be kept."""
     owner = _owner(gpu, owners)
-    return why_unusable(gpu) or (f"the deployment {owner} has it" if owner else None)
+    return why_unusable(gpu, is_kept=_is_in(gpu, current)) or (f"the deployment {owner} has it" if owner else None)
+
+
+def _is_in(gpu: Facts, uuids: t.Sequence[str]) -> bool:
+    return str(gpu.get("uuid")).lower() in {uuid.lower() for uuid in uuids}
 
 
 # ---- by name -------------------------------------------------------------------------------------------------------------
 
 
-def _named(gpus: t.Sequence[Facts], words: t.Sequence[str], owners: t.Mapping[str, str]) -> list[Facts]:
+def _named(gpus: t.Sequence[Facts], words: t.Sequence[str], owners: t.Mapping[str, str], current: t.Sequence[str]) -> list[Facts]:
     identities = [Identity(int(gpu["index"]), gpu.get("uuid"), gpu.get("pci_bus_id"), why_unusable(gpu)) for gpu in gpus]
     chosen = [gpus[place] for place in places(identities, words)]
     for gpu in chosen:
-        reason, owner = why_unusable(gpu), _owner(gpu, owners)
+        reason, owner = why_unusable(gpu, is_kept=_is_in(gpu, current)), _owner(gpu, owners)
         if reason:
             raise VllmError(f"GPU {_label(gpu)} cannot be used: {reason}.", code="gpu_unusable", remedy="Heal it, or name another GPU.")
         if owner:
@@ -124,12 +125,12 @@ def _label(gpu: Facts) -> str:
 def _that_many(gpus: t.Sequence[Facts], wanted: int, owners: t.Mapping[str, str], current: t.Sequence[str]) -> list[Facts]:
     if wanted < 1:
         raise VllmError(f"{wanted} is no number of GPUs.", code="gpu_choice_invalid", remedy="Ask for one GPU or more.")
+    kept = sorted((gpu for gpu in gpus if _is_in(gpu, current) and not _refusal(gpu, owners, current)), key=_address)
+    if len(kept) == wanted == len(set(current)):
+        return kept
     free = sorted((gpu for gpu in gpus if not _refusal(gpu, owners)), key=_address)
     if wanted > len(free):
         raise _too_few(gpus, wanted, len(free), owners)
-    kept = [gpu for gpu in free if gpu["uuid"] in current]
-    if len(kept) == wanted == len(set(current)):
-        return kept
     return _best_joined(free, wanted)
 
 

@@ -13,7 +13,7 @@ import typing as t
 
 from .nvml_calls import FUNCTION_NOT_FOUND, NOT_FOUND, Readings, text_of
 
-__all__ = ["Facts", "read_details"]
+__all__ = ["NEEDS_RESET", "Facts", "read_details", "read_recovery"]
 
 Facts = dict[str, t.Any]
 
@@ -21,6 +21,8 @@ _CPU_WORDS = 64
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_RECOVERY_ACTION = 230
 _RECOVERY_ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "imex_domain_reset", "bus_reset", "system_reboot")
+NEEDS_RESET = ("gpu_reset", "node_reboot", "bus_reset", "system_reboot")
+"""The driver's own verdicts under which a GPU does no work before it is reset; under the others it goes on until it is drained."""
 _RESETS = ("gpu_reset", "node_reboot", "drain_and_reset", "bus_reset", "system_reboot")
 _COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 _CLOCKS = ("graphics", "sm", "memory")

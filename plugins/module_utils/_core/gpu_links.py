@@ -12,7 +12,7 @@ from .gpu_details import Facts
 from .nvml_calls import INVALID_ARGUMENT, NOT_SUPPORTED, VERSION_MISMATCH, Readings, text_of
 from .pci import normal_pci
 
-__all__ = ["Card", "read_fabric", "read_links", "read_nvlinks"]
+__all__ = ["Card", "fabric_comes_up", "fabric_fault", "read_fabric", "read_links", "read_nvlinks"]
 
 _MAX_NVLINKS = 36
 _NVLINK_ENDS = {0: "gpu", 1: "npu", 2: "switch", 255: "unknown"}
@@ -91,6 +91,21 @@ def read_fabric(readings: Readings, handle: t.Any) -> Facts:
         "status": str(readings.nvml.NVMLError(int(info.status))) if failed else "ok" if completed else None,
         "health": _word(_FABRIC_HEALTH, int(info.healthSummary)) if completed and hasattr(info, "healthSummary") else None,
     }
+
+
+def fabric_comes_up(fabric: t.Optional[t.Mapping[str, t.Any]]) -> bool:
+    """Whether the fabric manager is still at it, or is not there to do it."""
+    return (fabric or {}).get("state") == "in_progress"
+
+
+def fabric_fault(fabric: t.Optional[t.Mapping[str, t.Any]]) -> t.Optional[str]:
+    """Why CUDA does not start although memory is free and the GPU is listed: it answers "system not yet initialized"."""
+    if fabric_comes_up(fabric):
+        return "its NVLink fabric is not up yet, so CUDA fails with error 802: look at nvidia-fabricmanager.service"
+    status = (fabric or {}).get("status")
+    if (fabric or {}).get("state") == "completed" and status not in (None, "ok"):
+        return f"its NVLink fabric failed ({status}): look at nvidia-fabricmanager.service"
+    return None
 
 
 def _fabric_info(readings: Readings, handle: t.Any) -> t.Any:

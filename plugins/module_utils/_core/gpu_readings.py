@@ -10,11 +10,14 @@ import typing as t
 from .effects import ReadText
 from .errors import VllmError
 from .gpu_details import read_recovery
+from .gpu_links import fabric_comes_up, read_fabric
 from .gpus import Gpu, Identify, ReadError, read_gpus, select_gpus
 from .nvml_calls import Readings
 from .procs import ProcessInfo
 
-__all__ = ["Reading", "TargetReader", "choose_targets", "shares_host_memory"]
+__all__ = ["Fabric", "Reading", "TargetReader", "choose_targets", "fabric_of", "shares_host_memory"]
+
+Fabric = t.Mapping[str, t.Any]
 
 MIG = "MIG-"
 NO_PERMISSION = 4
@@ -53,6 +56,11 @@ def shares_host_memory(gpu: Gpu) -> bool:
     return gpu.memory_source == "system" or gpu.memory_numa_node is not None
 
 
+def fabric_of(gpu: Gpu) -> Fabric:
+    """The NVLink fabric of an NVSwitch machine, as :func:`read_fabric` tells it; nothing where it was not read."""
+    return (gpu.details or {}).get("fabric") or {}
+
+
 class TargetReader:
     """Reads over and over through one open NVML."""
 
@@ -67,12 +75,16 @@ class TargetReader:
         """Every GPU in NVML's order, then the MIG devices of those that are divided."""
         known: dict[int, ProcessInfo] = {}
         gpus = [_honest(gpu) for gpu in self._read_gpus(self._nvml, known)]
-        if self._readings % _SLOW_EVERY == 0:
+        if self._readings % _SLOW_EVERY == 0 or self._is_coming_up:
             self._slow = {gpu.index: self._read_slow(gpu.index) for gpu in gpus}
         self._readings += 1
         gpus = [gpu._replace(**self._slow.get(gpu.index, {})) for gpu in gpus]
         devices = [device for gpu in gpus if gpu.mig for device in self._read_mig_devices(gpu, known)]
         return [Reading(gpu, {one.pid: known[one.pid] for one in gpu.processes if one.pid in known}) for gpu in [*gpus, *devices]]
+
+    @property
+    def _is_coming_up(self) -> bool:
+        return any(fabric_comes_up(slow["details"]["fabric"]) for slow in self._slow.values() if slow)
 
     def _read_gpus(self, nvml: t.Any, known: dict[int, ProcessInfo]) -> list[Gpu]:
         """Each process is looked up once a reading, on however many GPUs it is."""
@@ -96,6 +108,7 @@ class TargetReader:
             "memory_numa_node": self._try("nvmlDeviceGetNumaNodeId", handle),
             "mig": None if mig is None else bool(mig[0]),
             "recovery_action": read_recovery(Readings(self._nvml), handle)["recovery_action"],
+            "details": {"fabric": read_fabric(Readings(self._nvml), handle)},
         }
 
     def _read_mig_devices(self, parent: Gpu, known: dict[int, ProcessInfo]) -> list[Gpu]:
@@ -134,7 +147,8 @@ class _Division:
 def _part_of(parent: Gpu, device: Gpu) -> Gpu:
     """A MIG device sits where its GPU sits and is healed with it; calls that it lacks for that are no faults."""
     errors = tuple(error for error in device.errors if error.reading != "pci_bus_id")
-    return device._replace(index=parent.index, pci_bus_id=parent.pci_bus_id, recovery_action=parent.recovery_action, errors=errors)
+    shared = {name: getattr(parent, name) for name in ("index", "pci_bus_id", "recovery_action", "details")}
+    return device._replace(errors=errors, **shared)
 
 
 def _honest(gpu: Gpu) -> Gpu:

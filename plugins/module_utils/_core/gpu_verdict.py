@@ -8,6 +8,8 @@ from __future__ import annotations
 import typing as t
 
 from .errors import VllmError
+from .gpu_details import NEEDS_RESET
+from .gpu_links import fabric_comes_up, fabric_fault
 from .gpu_threshold import MIB, gib
 
 __all__ = [
@@ -16,7 +18,6 @@ __all__ = [
     "EXIT_FREE",
     "EXIT_GPU_FAULT",
     "EXIT_NVML_UNAVAILABLE",
-    "NEEDS_RESET",
     "WaitResult",
     "describe",
     "exit_status",
@@ -26,13 +27,19 @@ __all__ = [
 
 EXIT_FREE, EXIT_BUSY, EXIT_NVML_UNAVAILABLE, EXIT_GPU_FAULT, EXIT_CONFIGURATION = 0, 75, 69, 70, 78
 
-NEEDS_RESET = ("gpu_reset", "node_reboot", "bus_reset", "system_reboot")
-"""The driver's own verdicts under which a GPU does no work before it is reset; under the others it goes on until it is drained."""
 MENTIONED_HOLDERS = 8
 NOTABLE_UNATTRIBUTED = 256 * MIB
 _PERMISSION, _RESET = 4, 16
+_FABRIC_REMEDY = "Look at nvidia-fabricmanager.service: it has to run, and to be of the driver's version."
 _BY_VERDICT = {"free": EXIT_FREE, "lost": EXIT_GPU_FAULT, "wedged": EXIT_GPU_FAULT}
-_BY_CODE = {"gpu_memory_held": EXIT_BUSY, "gpu_memory_releasing": EXIT_BUSY, "gpu_wedged": EXIT_GPU_FAULT, "gpu_lost": EXIT_GPU_FAULT}
+_BY_CODE = {
+    "gpu_memory_held": EXIT_BUSY,
+    "gpu_memory_releasing": EXIT_BUSY,
+    "gpu_fabric_not_up": EXIT_BUSY,
+    "gpu_wedged": EXIT_GPU_FAULT,
+    "gpu_lost": EXIT_GPU_FAULT,
+    "gpu_missing": EXIT_GPU_FAULT,
+}
 
 Record = t.Mapping[str, t.Any]
 
@@ -78,6 +85,10 @@ def unless_free(result: WaitResult) -> WaitResult:
 
 
 def _failure(result: WaitResult) -> VllmError:
+    late = [gpu for gpu in result.gpus if fabric_comes_up(gpu["fabric"])]
+    if late and result.verdict == "held":
+        message, remedy = _without_fabric(result, late)
+        return VllmError(message, code="gpu_fabric_not_up", remedy=remedy, details=result.facts())
     explain = {"lost": _lost, "wedged": _wedged}.get(result.verdict, _busy)
     code = {"lost": "gpu_lost", "wedged": "gpu_wedged"}.get(result.verdict, f"gpu_memory_{result.verdict}")
     message, remedy = explain(result)
@@ -85,6 +96,10 @@ def _failure(result: WaitResult) -> VllmError:
 
 
 def _lost(result: WaitResult) -> tuple[str, str]:
+    split = [gpu for gpu in result.gpus if gpu["fabric"]["state"] == "completed" and fabric_fault(gpu["fabric"])]
+    if split:
+        named = "; ".join(f"{_name(gpu)}: {gpu['fabric']['status']}" for gpu in split)
+        return f"The NVLink fabric of a target GPU failed ({named}), so CUDA does not start on it.", _FABRIC_REMEDY
     broken = [gpu for gpu in result.gpus if gpu["errors"] or gpu["recovery_action"] in NEEDS_RESET]
     codes = {error["code"] for gpu in broken for error in gpu["errors"]}
     named = "; ".join(f"{_name(gpu)}: {_fault(gpu)}" for gpu in broken)
@@ -96,6 +111,16 @@ def _lost(result: WaitResult) -> tuple[str, str]:
         f"A target GPU is lost to the driver ({named}).",
         "Look for Xid lines in the kernel log; reboot the host, and if it comes back, reseat or replace the card.",
     )
+
+
+def _without_fabric(result: WaitResult, late: t.Sequence[Record]) -> tuple[str, str]:
+    """The fabric first: memory that is held besides says nothing of why CUDA does not start."""
+    places = ", ".join(_name(gpu) for gpu in late)
+    message = (
+        f"The NVLink fabric of {places} was not up after {result.waited_seconds:.0f} s, so CUDA fails there with error 802"
+        " (system not yet initialized)."
+    )
+    return message, _FABRIC_REMEDY
 
 
 def _fault(gpu: Record) -> str:
@@ -191,6 +216,9 @@ def _about_left_overs(holders: t.Sequence[Record]) -> str:
 def who_holds(gpu: Record, holders: t.Sequence[Record]) -> str:
     """One GPU that is waited for, in a line for the journal."""
     label = f"GPU {gpu['index']}" + (f" ({gpu['uuid']})" if gpu["mig_device"] else "")
+    fabric = fabric_fault(gpu["fabric"])
+    if fabric:
+        return f"{label}: {fabric}"
     if gpu["errors"] and gpu["used_last"] is None:
         return f"{label} cannot be read ({gpu['errors'][0]['error']})"
     return f"{label} {_by(gpu, holders)}"

@@ -13,9 +13,12 @@ import typing as t
 
 from .effects import Clock, Report, Sleep
 from .errors import VllmError
-from .gpu_readings import Reading, choose_targets, shares_host_memory
+from .gpu_arrival import await_gpus
+from .gpu_details import NEEDS_RESET
+from .gpu_links import fabric_comes_up, fabric_fault
+from .gpu_readings import Reading, choose_targets, fabric_of, shares_host_memory
 from .gpu_threshold import MIB, Threshold, check_possible, make_threshold, source_note, unattributed
-from .gpu_verdict import NEEDS_RESET, WaitResult, describe, exit_status, unless_free, who_holds
+from .gpu_verdict import WaitResult, describe, exit_status, unless_free, who_holds
 from .gpus import Gpu, GpuProcess, ReadError, fatal_error
 from .reap import Reaper
 
@@ -111,11 +114,15 @@ def run(
     """Wait for the GPUs of a release, say each change in a line, and answer with the host helper's exit status.
 
     ``release["gpus"]`` names the GPUs; ``release["gpu_wait"]`` has the options of ``gpu_memory_wait`` that differ from its defaults.
+    Other than the module it also waits for the driver and for GPUs that are not listed yet: a unit starts while its host boots.
     """
     tools: dict[str, t.Any] = {"clock": clock, "sleep": sleep, "report": lambda record: say(record["what"]), "reaper": reaper}
     try:
         threshold, pace, nvml_timeout = _settings(release["gpu_wait"])
+        _check_pace(**pace)
         with open_reader(nvml_timeout) as reader:
+            left = await_gpus(reader.memory, release["gpus"], timeout=pace["timeout"], clock=clock, sleep=sleep, say=say)
+            pace["timeout"] = max(left, _shortest(pace["stable_samples"], pace["interval"]))
             result = wait_until_free(reader.memory, release["gpus"], threshold, **pace, **tools)
     except VllmError as exc:
         say(str(exc))
@@ -168,13 +175,17 @@ def _check_pace(stable_samples: int, interval: float, timeout: float) -> None:
     for name, value, least in (("stable_samples", stable_samples, 1), ("interval", interval, 0.01), ("timeout", timeout, 0)):
         if value < least:
             raise VllmError(f"{name} is {value}.", code="bad_configuration", remedy=f"Set {least} or more.")
-    shortest = (stable_samples - 1) * interval
+    shortest = _shortest(stable_samples, interval)
     if timeout < shortest:
         raise VllmError(
             f"timeout is {timeout:g} s, and {stable_samples} readings {interval:g} s apart take {shortest:g} s.",
             code="bad_configuration",
             remedy="Raise timeout, or lower stable_samples or interval.",
         )
+
+
+def _shortest(stable_samples: int, interval: float) -> float:
+    return (stable_samples - 1) * interval
 
 
 class _Target:
@@ -217,10 +228,16 @@ class _Target:
 
     @property
     def is_free(self) -> bool:
-        return self.bad_readings == 0 and self._threshold.is_met(self.last)
+        return self.bad_readings == 0 and self.fabric_fault is None and self._threshold.is_met(self.last)
+
+    @property
+    def fabric_fault(self) -> t.Optional[str]:
+        return fabric_fault(fabric_of(self.last))
 
     @property
     def is_lost(self) -> bool:
+        if self.fabric_fault and not fabric_comes_up(fabric_of(self.last)):
+            return True
         return fatal_error(self.last) is not None or self.last.recovery_action in NEEDS_RESET or self.bad_readings >= FAULTY_READINGS
 
     @property
@@ -260,6 +277,7 @@ class _Target:
             "releasing": self.is_releasing(now),
             "unkillable_pids": [one.pid for one in self.unkillable(now)],
             "recovery_action": last.recovery_action,
+            "fabric": {name: fabric_of(last).get(name) for name in ("state", "status", "health")},
             "errors": [error._asdict() for error in last.errors],
         }
 
@@ -348,7 +366,7 @@ class _Watch:
     def _say_changes(self) -> None:
         """Report when another GPU became free or another process holds one, not each time a figure moves."""
         state = [
-            (key, [(one.pid, target.is_ending(one)) for one in target.holders], target.bad_readings > 0)
+            (key, [(one.pid, target.is_ending(one)) for one in target.holders], target.bad_readings > 0, target.fabric_fault)
             for key, target in self._targets.items()
             if not target.is_free
         ]

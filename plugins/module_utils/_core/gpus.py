@@ -13,7 +13,6 @@ import re
 import typing as t
 
 from .effects import ReadText
-from .errors import VllmError
 from .gpu_choice import choose_gpus, why_unusable
 from .gpu_details import read_details
 from .gpu_links import Card, read_fabric, read_links, read_nvlinks
@@ -22,7 +21,6 @@ from .nvml_calls import (
     FATAL,
     FUNCTION_NOT_FOUND,
     INSUFFICIENT_SIZE,
-    NO_PERMISSION,
     NOT_SUPPORTED,
     RESET_REQUIRED,
     VERSION_MISMATCH,
@@ -39,7 +37,6 @@ __all__ = [
     "Host",
     "ReadError",
     "choose_gpus",
-    "explain_nvml_failure",
     "fatal_error",
     "gpu_facts",
     "normal_pci",
@@ -314,50 +311,6 @@ def fatal_error(gpu: Gpu) -> t.Optional[ReadError]:
         if error.code in FATAL or error.reading == "handle":
             return error
     return None
-
-
-def explain_nvml_failure(
-    code: int, words: str, *, reason: str = "", kernel_version: t.Optional[str] = None, library_version: t.Optional[str] = None
-) -> VllmError:
-    """Why NVML could not be opened, and what to do. ``reason`` is the dynamic loader's."""
-    details = {"nvml_code": code, "nvml_error": words}
-    if code == 18:
-        versions = f" (kernel module {kernel_version or 'unknown'}, library {library_version or 'unknown'})"
-        return VllmError(
-            f"NVML cannot be used: the NVIDIA library and the loaded kernel module are of different versions{versions}.",
-            code="nvml_driver_mismatch",
-            remedy="Reload the NVIDIA modules or reboot the host, and hold the driver packages against unattended upgrades.",
-            details=details,
-        )
-    name, message, remedy = _INIT_FAILURES.get(
-        code, ("nvml_error", "NVML cannot be opened: {words}.", "Look for NVRM and Xid lines in the kernel log.")
-    )
-    text = message.format(words=words, reason=reason or words)
-    return VllmError(text, code=name, remedy=remedy, details=details)
-
-
-_INIT_FAILURES = {
-    12: (
-        "nvml_library_missing",
-        "NVML cannot be used: the loader says '{reason}'.",
-        "Install the NVIDIA driver's libraries on this host, or give this container its GPUs.",
-    ),
-    9: (
-        "nvml_driver_not_loaded",
-        "NVML cannot be used: the NVIDIA kernel module is not loaded or its device nodes cannot be opened.",
-        "Load it (modprobe nvidia) and look at /dev/nvidia* and, in a unit, at DeviceAllow=.",
-    ),
-    NO_PERMISSION: (
-        "nvml_no_permission",
-        "NVML cannot be used: the driver refuses this user ({words}).",
-        "Run this as root (become: true) or allow the user to open /dev/nvidiactl.",
-    ),
-    999: (
-        "nvml_unknown_error",
-        "NVML cannot be opened: the driver answers only '{words}'.",
-        "In a container restart the container (it loses its GPUs after a daemon-reload); elsewhere look for Xid in the kernel log.",
-    ),
-}
 
 
 # ---- choosing ------------------------------------------------------------------------------------------------------------

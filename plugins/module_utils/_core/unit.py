@@ -5,21 +5,39 @@
 
 from __future__ import annotations
 
+import math
+import re
 import typing as t
 
 from .effects import Runner
 from .errors import VllmError
 
-__all__ = ["UnitState", "is_asked_to_stop", "show_unit"]
+__all__ = ["UnitState", "is_asked_to_stop", "seconds", "show_unit"]
 
 _PROPERTIES = (
     "LoadState,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainCode,ExecMainStatus,NRestarts,InvocationID,Job,NeedDaemonReload,"
-    "StatusText,FragmentPath,UnitFileState,ControlGroup"
+    "StatusText,FragmentPath,UnitFileState,ControlGroup,RestartUSec,StartLimitIntervalUSec"
 )
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z\u00b5\u03bc]*)\s*")
+_UNITS: dict[str, float] = {
+    **dict.fromkeys(("usec", "us", "\u00b5s", "\u03bcs"), 1e-6),
+    **dict.fromkeys(("msec", "ms"), 1e-3),
+    **dict.fromkeys(("seconds", "second", "sec", "s", ""), 1),
+    **dict.fromkeys(("minutes", "minute", "min", "m"), 60),
+    **dict.fromkeys(("hours", "hour", "hr", "h"), 3600),
+    **dict.fromkeys(("days", "day", "d"), 86400),
+    **dict.fromkeys(("weeks", "week", "w"), 7 * 86400),
+    **dict.fromkeys(("months", "month", "M"), 2629800),
+    **dict.fromkeys(("years", "year", "y"), 31557600),
+}
 
 
 class UnitState(t.NamedTuple):
-    """One look at a unit, in systemd's own words. ``job`` is the number of a queued or running job, 0 for none."""
+    """One look at a unit, in systemd's own words. ``job`` is the number of a queued or running job, 0 for none.
+
+    ``restart_delay`` is RestartSec=, ``start_limit_interval`` StartLimitIntervalSec=, in seconds; the latter is 0 where starts are not
+    limited.
+    """
 
     name: str
     load_state: str = ""
@@ -38,6 +56,8 @@ class UnitState(t.NamedTuple):
     fragment_path: str = ""
     unit_file_state: str = ""
     control_group: str = ""
+    restart_delay: float = 0.0
+    start_limit_interval: float = 0.0
 
     @property
     def exists(self) -> bool:
@@ -102,6 +122,8 @@ def show_unit(runner: Runner, unit: str) -> UnitState:
         fragment_path=shown.get("FragmentPath", ""),
         unit_file_state=shown.get("UnitFileState", ""),
         control_group=shown.get("ControlGroup", ""),
+        restart_delay=seconds(shown.get("RestartUSec", "")) or 0.0,
+        start_limit_interval=seconds(shown.get("StartLimitIntervalUSec", "")) or 0.0,
     )
 
 
@@ -109,6 +131,17 @@ def is_asked_to_stop(runner: Runner, unit: str) -> bool:
     """Whether somebody wants the unit stopped or restarted right now, as seen from its own ExecStopPost."""
     jobs = runner(["systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", "--", unit]).out.splitlines()
     return any(job.split()[2:3] in (["stop"], ["restart"]) for job in jobs)
+
+
+def seconds(span: str) -> t.Optional[float]:
+    """A time span as ``systemctl show`` prints it and unit files have it (``5h 55min``, ``1.500000s``, ``infinity``); None for no span."""
+    text = span.strip()
+    if text == "infinity":
+        return math.inf
+    parts = _SPAN.findall(text)
+    if not parts or _SPAN.sub("", text) or any(unit not in _UNITS for _amount, unit in parts):
+        return None
+    return sum(float(amount) * _UNITS[unit] for amount, unit in parts)
 
 
 def _number(shown: t.Mapping[str, str], name: str) -> int:

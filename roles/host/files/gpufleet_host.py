@@ -6,27 +6,36 @@
   gpufleet-host gpu-wait DEPLOYMENT   ExecStartPre: until what an earlier run left behind is gone and the release's GPUs are free
   gpufleet-host serve DEPLOYMENT      ExecStart: becomes the engine of the current release
   gpufleet-host diagnose DEPLOYMENT   ExecStopPost: records why a start or run failed
+  gpufleet-host verify-unit UNIT PATH before a unit file is put in place: what systemd would not take of it
 
-Exit status: 0 good, 69 NVML unavailable, 70 GPU fault, 75 try again later, 78 bad configuration or a blocked release.
+Before a restart that nobody asked for gpu-wait pauses, longer with every failure within StartLimitIntervalSec=.
+
+Exit status: 0 good, 1 a unit file that systemd complains about, 69 NVML unavailable, 70 GPU fault, 75 try again later,
+78 bad configuration or a blocked release.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import typing as t
 from pathlib import Path
 
 from gpufleet_host import _nvml, _processes
-from gpufleet_host._core import diagnose, gpu_wait, journal, reap, unit
+from gpufleet_host._core import diagnose, gpu_wait, journal, reap, restart_pause, unit, unit_check
 from gpufleet_host._core.effects import CommandResult
 from gpufleet_host._core.errors import VllmError
-from gpufleet_host._core.host_files import HostFiles, unit_name, write_json
+from gpufleet_host._core.host_files import HostFiles, read_json, unit_name, write_json
 
 EX_CONFIG = 78
+UNIT_FOLDER = "/tmp"
+"""Not $TMPDIR: systemd-analyze takes a folder of units from a list that colons divide."""
 
 
 def say(line: str) -> None:
@@ -43,12 +52,37 @@ def run_command(argv: t.Sequence[str]) -> CommandResult:
 def wait_for_gpus(files: HostFiles) -> int:
     """ExecStartPre. A blocked release does not wait: serve is going to refuse it, and it is serve's refusal that ends the restarts."""
     release = files.current_release()
+    is_blocked = bool(files.block(release["id"]))
+    if not is_blocked:
+        pause_before_restart(files, release["id"])
     reaper = left_over_reaper(files) if gpu_wait.wants_reaping(release["gpu_wait"], "own") else None
-    if release["gpus"] and not files.block(release["id"]):
+    if release["gpus"] and not is_blocked:
         return gpu_wait.run(release, _nvml.Sampler, clock=time.monotonic, sleep=time.sleep, say=say, reaper=reaper)
     if reaper:
         reap.settle(reaper, gpu_wait.DEFAULTS["interval"], time.monotonic, time.sleep)
     return 0
+
+
+def pause_before_restart(files: HostFiles, release_id: str) -> None:
+    """Rest longer after each failure of late, and only before a start that nobody asked for."""
+    record = read_json(files.last_failure)
+    failures = restart_pause.failures_of(record, release_id)
+    state = state_of_unit(files) if failures else None
+    if not record or not state:
+        return
+    pause = restart_pause.pause_before(failures, time.time(), state, os.environ.get("INVOCATION_ID"))
+    if pause:
+        say(pause.describe(str(record.get("cause"))))
+        time.sleep(pause.seconds)
+
+
+def state_of_unit(files: HostFiles) -> t.Optional[unit.UnitState]:
+    """What systemd says of the unit; None where it cannot be asked, which is no reason to fail a start or to lose a diagnosis."""
+    try:
+        return unit.show_unit(run_command, unit_name(files.deployment))
+    except (VllmError, OSError) as exc:
+        say(f"systemd cannot be asked about {unit_name(files.deployment)}: {exc}")
+        return None
 
 
 def left_over_reaper(files: HostFiles) -> reap.Reaper:
@@ -86,31 +120,55 @@ def record_failure(files: HostFiles) -> int:
     finding = diagnose.diagnose(lines)
     if finding.cause == "stopped":
         return 0
-    blocks = diagnose.is_deterministic(finding)
-    record = {**finding.as_dict(), "release": release["id"], "invocation": invocation, "blocks": blocks, "time": time.time()}
+    blocks, now = diagnose.is_deterministic(finding), time.time()
+    before = restart_pause.failures_of(read_json(files.last_failure), release["id"])
+    failures = restart_pause.recent([*before, now], now, state_of_unit(files))
+    record = {**finding.as_dict(), "release": release["id"], "invocation": invocation, "blocks": blocks, "time": now, "failures": failures}
     record.update({name.lower(): os.environ.get(name) for name in ("SERVICE_RESULT", "EXIT_CODE", "EXIT_STATUS")})
     write_json(files.last_failure, record)
     say(f"{finding.cause}: {finding.message}" + (" The release is blocked until it changes or is deployed again." if blocks else ""))
     return 0
 
 
+def verify_unit(name: str, path: Path) -> int:
+    """For template's validate: 1 where systemd says anything about the unit whose file is going to be ``path``."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: sys.exit(128 + received))
+    with tempfile.TemporaryDirectory(prefix="gpufleet-unit-", dir=UNIT_FOLDER) as folder:
+        staged = Path(folder) / (name if name.endswith(".service") else unit_name(name))
+        shutil.copyfile(path, staged)
+        complaints = unit_check.verify_unit(run_command, str(staged))
+    for line in complaints:
+        say(line)
+    return 1 if complaints else 0
+
+
 COMMANDS: dict[str, t.Callable[[HostFiles], int]] = {"gpu-wait": wait_for_gpus, "serve": serve, "diagnose": record_failure}
 
 
-def main() -> int:
-    """Run one command for one deployment."""
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="gpufleet-host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=sorted(COMMANDS))
-    parser.add_argument("deployment")
-    parser.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        command = commands.add_parser(name)
+        command.add_argument("deployment")
+        command.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
+    verify = commands.add_parser("verify-unit")
+    verify.add_argument("unit", help="the unit, or its deployment")
+    verify.add_argument("path", type=Path, help="the file that is going to be its unit file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run one command, for one deployment or one unit file."""
+    options = parse()
     try:
+        if options.command == "verify-unit":
+            return verify_unit(options.unit, options.path)
         return COMMANDS[options.command](HostFiles(options.deployment, options.root))
-    except VllmError as exc:
-        print(str(exc), file=sys.stderr, flush=True)
-        return EX_CONFIG
-    except OSError as exc:
-        print(f"{options.command}: {exc}", file=sys.stderr, flush=True)
+    except (VllmError, OSError) as exc:
+        print(str(exc) if isinstance(exc, VllmError) else f"{options.command}: {exc}", file=sys.stderr, flush=True)
         return EX_CONFIG
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.diagnose import diagnose
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.host_files import HostFiles
 from ansible_collections.gpufleet.vllm.plugins.modules.host_helper import application
-from support.running import HOST_PROGRAM, ROOT
+from support.running import HOST_PROGRAM, ROOT, wait_for
 from support.units import UnitGroup, is_possible
 
 LOGS = ROOT / "tests" / "unit" / "fixtures" / "vllm_logs"
@@ -28,6 +30,7 @@ ENGINE = f"""#!{sys.executable}
 import json, os, sys
 print(json.dumps({{"argv": sys.argv, "path": os.environ["PATH"], "pid": os.getpid()}}))
 """
+SYSTEMCTL = '#!/bin/sh\n[ "$1" != show ] || exec cat "$FAKE_UNIT"\n'
 JOURNALCTL = '#!/bin/sh\n[ "$1" = --sync ] || exec cat "$FAKE_JOURNAL"\n'
 
 
@@ -42,15 +45,25 @@ class Host:
         self.program.chmod(0o755)
         for path in (self.files.current, self.files.running.parent, self.files.last_failure.parent, folder / "engine" / "bin"):
             path.mkdir(parents=True)
-        for path, text in {folder / "engine" / "bin" / "vllm": ENGINE, folder / "journalctl": JOURNALCTL}.items():
+        programs = {"engine/bin/vllm": ENGINE, "journalctl": JOURNALCTL, "systemctl": SYSTEMCTL}
+        for path, text in {folder / name: text for name, text in programs.items()}.items():
             path.write_text(text)
             path.chmod(0o755)
         self.release(gpus=[])
+        self.unit(n_restarts=0)
 
     def release(self, gpus: t.Sequence[str], **gpu_wait: t.Any) -> None:
         paths = {"engine_path": str(self.folder / "engine"), "model_path": "/models/tiny"}
         record = {"id": RELEASE, "gpus": list(gpus), "gpu_wait": gpu_wait, **paths}
         (self.files.current / "release.json").write_text(json.dumps(record))
+
+    def unit(self, n_restarts: int, delay: str = "100ms", interval: str = "1h") -> None:
+        """What systemd shows of the unit."""
+        shown = {"NRestarts": n_restarts, "InvocationID": INVOCATION, "RestartUSec": delay, "StartLimitIntervalUSec": interval}
+        (self.folder / "unit").write_text("LoadState=loaded\n" + "".join(f"{name}={value}\n" for name, value in shown.items()))
+
+    def failures(self) -> list[float]:
+        return list(json.loads(self.files.last_failure.read_text())["failures"])
 
     def block(self, **changes: t.Any) -> None:
         self.files.last_failure.write_text(json.dumps({**BLOCK, **changes}))
@@ -70,7 +83,13 @@ class Host:
     def start(self, argv: t.Sequence[str], base: t.Mapping[str, str], /, **variables: str) -> subprocess.CompletedProcess[str]:
         full = {**base, "CREDENTIALS_DIRECTORY": "/credentials", "INVOCATION_ID": INVOCATION, **variables}
         full["PATH"] = f"{self.folder}:{full['PATH']}"
+        full["FAKE_UNIT"] = str(self.folder / "unit")
         return subprocess.run(argv, capture_output=True, text=True, env=full, check=False, timeout=60)
+
+    def popen(self, command: str, base: t.Mapping[str, str]) -> subprocess.Popen[str]:
+        """The same, to be watched while it runs."""
+        env = {**base, "INVOCATION_ID": INVOCATION, "FAKE_UNIT": str(self.folder / "unit"), "PATH": f"{self.folder}:{base['PATH']}"}
+        return subprocess.Popen(self.argv(command), env=env, stdout=subprocess.PIPE, text=True)
 
     def diagnose(self, log: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ended = {"SERVICE_RESULT": "exit-code", "EXIT_CODE": "exited", "EXIT_STATUS": "1", **variables}
@@ -153,6 +172,73 @@ def test_a_stop_that_was_asked_for_is_no_failure(host: Host, log: str, ended: di
     assert not host.files.last_failure.exists()
 
 
+def test_a_fault_of_the_host_blocks_nothing_so_that_a_restart_helps_once_it_is_healed(host: Host) -> None:
+    done = host.diagnose("tls-missing-cert")
+    record = json.loads(host.files.last_failure.read_text())
+    assert (record["cause"], record["at_fault"], record["blocks"], record["retryable"]) == ("tls_files", "host", False, True)
+    assert "blocked" not in done.stdout
+    assert host.run("serve").returncode == 0
+
+
+# -- the growing delay ---------------------------------------------------------------------------------------------------------
+
+
+def test_failures_within_the_start_limit_are_kept_with_the_last_one(host: Host) -> None:
+    began = time.time()
+    for _start in range(3):
+        host.diagnose("kill9-engine-core")
+    assert len(host.failures()) == 3 and all(began <= one <= time.time() for one in host.failures())
+    host.diagnose("api-key-auth", SERVICE_RESULT="success", EXIT_STATUS="0")
+    assert len(host.failures()) == 3, "a stop that was asked for is none"
+    host.unit(n_restarts=3, interval="0.000001s")
+    host.diagnose("kill9-engine-core")
+    assert len(host.failures()) == 1, "those before the interval are forgotten"
+
+
+def test_failures_of_another_release_are_forgotten(host: Host) -> None:
+    host.block(blocks=False, release="another", failures=[time.time()] * 4)
+    host.diagnose("kill9-engine-core")
+    assert len(host.failures()) == 1
+
+
+def test_without_an_answer_of_systemd_the_failure_is_recorded_all_the_same(host: Host) -> None:
+    (host.folder / "unit").unlink()
+    done = host.diagnose("kill9-engine-core")
+    assert done.returncode == 0 and "systemd cannot be asked about vllm-tiny.service" in done.stdout
+    assert len(host.failures()) == 1
+
+
+def waits(host: Host, **variables: str) -> tuple[float, str]:
+    """How long gpu-wait takes, and what it says."""
+    began = time.monotonic()
+    done = host.run("gpu-wait", **variables)
+    assert done.returncode == 0, done.stderr
+    return time.monotonic() - began, done.stdout
+
+
+def test_an_automatic_restart_pauses_longer_with_each_failure_of_late(host: Host) -> None:
+    host.unit(n_restarts=3, delay="200ms")
+    for count, paused in ((1, 0.0), (2, 0.2), (4, 1.4)):
+        host.block(blocks=False, cause="engine_died", failures=[time.time() - one for one in range(count)])
+        took, said = waits(host)
+        assert took >= paused
+        assert ("pausing" in said) == (paused > 0)
+    assert said == (
+        "pausing 1.4 s before this automatic restart, 1.6 s with RestartSec: 4 failures within 3600 s, the last one engine_died\n"
+    )
+
+
+@pytest.mark.parametrize("why", ["asked for", "by hand", "blocked", "long ago", "unanswered"])
+def test_other_starts_do_not_pause(host: Host, why: str) -> None:
+    age = 7200 if why == "long ago" else 0
+    host.unit(n_restarts=0 if why == "asked for" else 3, delay="1min")
+    host.block(blocks=why == "blocked", cause="engine_died", failures=[time.time() - age] * 4)
+    if why == "unanswered":
+        (host.folder / "unit").unlink()
+    took, said = waits(host, INVOCATION_ID="0f" * 16 if why == "by hand" else INVOCATION)
+    assert took < 30 and "pausing" not in said
+
+
 # -- gpu-wait ------------------------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +274,186 @@ def test_a_wait_that_nvml_leaves_hanging_ends_and_leaves_the_reader_alone(host: 
     done = host.run("gpu-wait", gpu_machine.environment)
     assert (done.returncode, time.monotonic() - began < 10) == (69, True)
     assert "NVML gave no answer within 0.3 s" in done.stdout
+
+
+GPU_WAIT = {"max_used": 2**30, "interval": 0.05, "stable_samples": 2}
+
+
+def test_a_driver_that_comes_late_at_boot_is_waited_for(host: Host, gpu_machine: t.Any) -> None:
+    gpu_machine.nvml.fail("nvmlInit*", 9, folder=gpu_machine.dir)
+    host.release(["0"], timeout=30, **GPU_WAIT)
+    with host.popen("gpu-wait", gpu_machine.environment) as waiting:
+        assert waiting.stdout
+        first = waiting.stdout.readline()
+        gpu_machine.nvml.heal(gpu_machine.dir)
+        came, last = waiting.communicate(timeout=30)[0].splitlines()
+    assert waiting.returncode == 0
+    assert "the NVIDIA kernel module is not loaded" in first and "nvidia-persistenced.service" in first
+    assert came.startswith("the driver answers and lists 1 of 1 GPUs after")
+    assert last.startswith("memory of 1 of 1 GPUs is free")
+
+
+def test_gpus_that_are_listed_late_are_waited_for(host: Host, gpu_machine: t.Any) -> None:
+    late = gpu_machine.nvml.default_gpu(3).uuid
+    gpu_machine.nvml.write_gpus(gpu_machine.dir, gpu_machine.nvml.default_gpus(3))
+    host.release([gpu_machine.nvml.default_gpu(0).uuid, late], timeout=30, **GPU_WAIT)
+    with host.popen("gpu-wait", gpu_machine.environment) as waiting:
+        assert waiting.stdout
+        first = waiting.stdout.readline()
+        gpu_machine.nvml.write_gpus(gpu_machine.dir)
+        rest, _nothing = waiting.communicate(timeout=30)
+    assert f"1 of 2 GPUs of the release are not listed by NVML: {late} (it lists 3 on this host)" in first
+    assert waiting.returncode == 0
+    assert "lists 2 of 2 GPUs after" in rest and "memory of 2 of 2 GPUs is free" in rest
+
+
+@pytest.mark.parametrize(
+    ("code", "gpus", "status", "words", "cause"),
+    [
+        (9, ["0"], 69, "not loaded or its device nodes cannot be opened, 1 s after the start", "nvml_unavailable"),
+        (0, ["GPU-feed"], 70, "1 of 1 GPUs of the release are not listed by NVML: GPU-feed", "gpu_lost"),
+    ],
+    ids=["driver", "GPU"],
+)
+def test_what_does_not_come_ends_the_wait_with_its_cause(
+    host: Host, gpu_machine: t.Any, code: int, gpus: list[str], status: int, words: str, cause: str
+) -> None:
+    if code:
+        gpu_machine.nvml.fail("nvmlInit*", code, folder=gpu_machine.dir)
+    host.release(gpus, timeout=0.6, **GPU_WAIT)
+    done = host.run("gpu-wait", gpu_machine.environment)
+    last = done.stdout.splitlines()[-1]
+    assert (done.returncode, words in last) == (status, True), done.stdout
+    found = diagnose(done.stdout.splitlines())
+    assert (found.cause, found.at_fault, found.phase) == (cause, "host", "waiting_for_gpus")
+
+
+@pytest.mark.parametrize(("code", "words"), [(4, "refuses this user"), (12, "the loader says"), (18, "reboot"), (999, "container")])
+def test_what_does_not_come_right_by_itself_is_not_waited_for(host: Host, gpu_machine: t.Any, code: int, words: str) -> None:
+    gpu_machine.nvml.fail("nvmlInit*", code, folder=gpu_machine.dir)
+    host.release(["0"], timeout=600, **GPU_WAIT)
+    began = time.monotonic()
+    done = host.run("gpu-wait", gpu_machine.environment)
+    assert (done.returncode, time.monotonic() - began < 20) == (69, True)
+    assert words in done.stdout and "waiting for" not in done.stdout
+
+
+def test_a_fabric_in_progress_is_waited_for_and_one_that_failed_is_not(host: Host, gpu_machine: t.Any) -> None:
+    def fabric(*state: int) -> None:
+        gpu_machine.nvml.write_gpus(gpu_machine.dir)
+        gpu_machine.nvml.add_lines([f"gpu 0 fabric {' '.join(map(str, state))}"], gpu_machine.dir)
+
+    fabric(2)
+    host.release(["0"], timeout=30, **GPU_WAIT)
+    with host.popen("gpu-wait", gpu_machine.environment) as waiting:
+        assert waiting.stdout
+        first = waiting.stdout.readline()
+        fabric(3)
+        rest, _nothing = waiting.communicate(timeout=30)
+    assert "GPU 0: its NVLink fabric is not up yet, so CUDA fails with error 802: look at nvidia-fabricmanager.service" in first
+    assert (waiting.returncode, "memory of 1 of 1 GPUs is free" in rest) == (0, True)
+    fabric(3, 999)
+    failed = host.run("gpu-wait", gpu_machine.environment)
+    assert (failed.returncode, "fabric of a target GPU failed" in failed.stdout, "fabricmanager" in failed.stdout) == (70, True, True)
+    fabric(2)
+    host.release(["0"], timeout=0.3, **GPU_WAIT)
+    late = host.run("gpu-wait", gpu_machine.environment)
+    assert (late.returncode, "error 802 (system not yet initialized)" in late.stdout) == (75, True)
+    assert diagnose(late.stdout.splitlines()).cause == diagnose(failed.stdout.splitlines()).cause == "fabric_not_ready"
+
+
+def test_a_wait_that_systemd_ends_first_leaves_no_reader_behind(host: Host, gpu_machine: t.Any) -> None:
+    gpu_machine.holder("--gpu", "0", "--mib", "60000")
+    host.release(["0"], timeout=600, **GPU_WAIT)
+    with host.popen("gpu-wait", gpu_machine.environment) as waiting:
+        assert waiting.stdout and "held by pid" in waiting.stdout.readline()
+        readers = [int(pid) for pid in Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text().split()]
+        waiting.terminate()
+        assert waiting.wait(20) == -signal.SIGTERM
+    assert readers
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in readers))
+
+
+# -- verify-unit ---------------------------------------------------------------------------------------------------------------
+
+needs_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+UNIT_TEXT = """[Unit]
+Description=vLLM
+After=network-online.target nvidia-fabricmanager.service
+Wants=not-there.service
+
+[Service]
+Type=exec
+User=a-user-that-is-not-there-yet
+EnvironmentFile=/nonexistent
+LoadCredential=engine.yaml:/nonexistent
+ExecStart=/bin/true
+Restart=always
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def verify(host: Host, text: str, name: str = "vllm-tiny.service", **variables: str) -> subprocess.CompletedProcess[str]:
+    path = host.folder / "source"
+    path.write_text(text)
+    argv = [str(host.program), "verify-unit", name, str(path)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **variables}, timeout=60)
+
+
+def staged(name: str) -> list[Path]:
+    """Where the unit of that name lies to be looked at."""
+    return list(Path("/tmp").glob(f"gpufleet-unit-*/{name}"))
+
+
+@needs_analyze
+@pytest.mark.parametrize("name", ["vllm-tiny.service", "tiny"], ids=["by its unit", "by its deployment"])
+def test_a_unit_that_systemd_takes_whole_is_let_through(host: Host, name: str) -> None:
+    done = verify(host, UNIT_TEXT, name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_analyze
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("Restart=always", "Restart=allways", "vllm-tiny.service:12: Failed to parse"),
+        ("Restart=always", "RestartMoods=5", "vllm-tiny.service:12: Unknown key"),
+        ("Restart=always", "LimitNOFILE=many", "vllm-tiny.service:12: Failed to parse resource value"),
+        ("Restart=always", "Environment=A=1 'B", "vllm-tiny.service:12: "),
+        ("/bin/true", "/opt/not/there", "vllm-tiny.service: Command /opt/not/there is not executable"),
+        ("ExecStart=", "#", "vllm-tiny.service"),
+        ("[Service]", "[Servcie]", "vllm-tiny.service:6: Unknown section"),
+    ],
+)
+def test_a_line_that_systemd_would_drop_fails_the_unit(host: Host, old: str, new: str, words: str) -> None:
+    done = verify(host, UNIT_TEXT.replace(old, new), SYSTEMD_LOG_LEVEL="emerg", SYSTEMD_UNIT_PATH="/nonexistent", TMPDIR=str(host.folder))
+    assert (done.returncode, words in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@needs_analyze
+def test_what_is_no_service_or_no_file_is_refused(host: Host) -> None:
+    assert verify(host, UNIT_TEXT, "a b").returncode == 78
+    assert verify(host, UNIT_TEXT, "../../etc/x").returncode == 78
+    missing = subprocess.run([str(host.program), "verify-unit", "tiny", "/nonexistent"], capture_output=True, text=True, check=False)
+    assert missing.returncode == 78 and "/nonexistent" in missing.stderr
+
+
+def test_a_check_that_is_ended_takes_its_folder_with_it(host: Host) -> None:
+    up = host.folder / "up"
+    analyze = host.folder / "systemd-analyze"
+    analyze.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo systemd 252 && exit\ntouch {up}\nexec sleep 60\n')
+    analyze.chmod(0o755)
+    (host.folder / "source").write_text(UNIT_TEXT)
+    name = f"vllm-ended-{os.getpid()}.service"
+    argv = [str(host.program), "verify-unit", name, str(host.folder / "source")]
+    with subprocess.Popen(argv, env={**os.environ, "PATH": f"{host.folder}:{os.environ['PATH']}"}) as checking:
+        wait_for(up.exists, 30)
+        (path,) = staged(name)
+        checking.terminate()
+        assert checking.wait(20) == 128 + signal.SIGTERM
+    assert not path.parent.exists()
 
 
 # -- what an earlier run left behind -------------------------------------------------------------------------------------------

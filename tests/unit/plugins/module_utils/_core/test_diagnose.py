@@ -39,7 +39,7 @@ def read(name: str) -> Diagnosis:
         ("max-model-len-too-large", "max_model_len_too_large", True),
         ("bad-tool-parser", "tool_parser_unknown", True),
         ("bad-config-json", "bad_config_json", True),
-        ("tls-missing-cert", "tls_files", True),
+        ("tls-missing-cert", "tls_files", False),
         ("kill9-engine-core", "engine_died", False),
         ("gpu-tp2-ok-then-worker-killed", "worker_died", False),
         ("cgroup-host-oom", "worker_died", False),

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
+import subprocess
 import typing as t
 
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.effects import CommandResult
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.journal import read_entries, read_invocation, unasked_stop
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.unit import is_asked_to_stop, show_unit
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.unit import is_asked_to_stop, seconds, show_unit
 
 INVOCATION = "0f" * 16
 RECORDED = f"""LoadState=loaded
@@ -54,6 +57,53 @@ def test_a_unit_between_two_starts() -> None:
     assert (state.n_restarts, state.invocation_id, state.job, state.exists) == (2, INVOCATION, 0, True)
     assert state.waits_for_restart and not state.is_running and not state.is_settling
     assert state.describe_end() == "exit status 1"
+
+
+SPANS = [
+    ("0", 0),
+    ("10s", 10),
+    ("100ms", 0.1),
+    ("1.500000s", 1.5),
+    ("1min 30s", 90),
+    ("29min 35s", 1775),
+    ("5h 55min", 21300),
+    ("2d 3h", 183600),
+    ("1month 1w 2d 13h 30min", 2629800 + 9 * 86400 + 48600),
+    ("1y", 31557600),
+    ("infinity", math.inf),
+]
+
+
+@pytest.mark.parametrize(("span", "length"), SPANS)
+def test_delays_are_read_as_systemd_shows_them(span: str, length: float) -> None:
+    state = show_unit(Recorded(f"{RECORDED}RestartUSec={span}\nStartLimitIntervalUSec={span}\n"), "vllm-m.service")
+    assert state.restart_delay == state.start_limit_interval == pytest.approx(length)
+
+
+@pytest.mark.parametrize(
+    ("span", "length"),
+    [
+        ("5h55min", 21300),
+        ("2 hours 3 m", 7380),
+        ("1 M", 2629800),
+        ("300", 300),
+        ("3\u00b5s", 3e-6),
+        ("", None),
+        ("soon", None),
+        ("5x", None),
+    ],
+)
+def test_spans_as_people_write_them_are_read_or_are_none(span: str, length: t.Optional[float]) -> None:
+    assert seconds(span) == (length if length is None else pytest.approx(length))
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("span", ["90s", "355min", "1.5", "1775", "40d", "100ms", "3us"])
+def test_systemd_itself_reads_spans_alike(span: str) -> None:
+    shown = subprocess.run(["systemd-analyze", "timespan", span], capture_output=True, text=True, check=True).stdout
+    told = {name.strip(" \u03bc\u00b5"): value.strip() for name, _colon, value in (line.partition(":") for line in shown.splitlines())}
+    microseconds = next(value for name, value in told.items() if name in ("s", "us"))
+    assert seconds(told["Human"]) == pytest.approx(int(microseconds) / 1e6)
 
 
 @pytest.mark.parametrize("lines", ["Job=4711", "ActiveState=deactivating"])
