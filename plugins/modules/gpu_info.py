@@ -149,6 +149,12 @@ errors:
       type: str
       returned: always
       sample: Function Not Found
+numa_nodes:
+  description: The host's NUMA nodes that have CPUs; empty where the kernel does not say.
+  returned: success
+  type: list
+  elements: int
+  sample: [0, 1]
 xids:
   description:
     - The driver's error reports about any GPU of the host, also about one that is lost, oldest first, at most fifty.
@@ -799,10 +805,11 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._core.errors import VllmError
-from ..module_utils._core.gpus import Host, gpu_facts, select_gpus, unread_by_binding
+from ..module_utils._core.gpus import Host, gpu_facts, read_numa_nodes, select_gpus, unread_by_binding
 from ..module_utils._core.xids import find_xids
 from ..module_utils._kernel_log import kernel_log
 from ..module_utils._nvml import Sampler
+from ..module_utils._processes import read_text
 
 _ARGUMENTS: dict[str, t.Any] = {
     "gpus": {"type": "list", "elements": "str", "default": []},
@@ -851,7 +858,8 @@ def main() -> None:
             if module.params["required"] or not exc.code.startswith("nvml_"):
                 module.fail_json(msg=str(exc), code=exc.code, available=not exc.code.startswith("nvml_"), **exc.details)
             result = nothing(exc)
-        module.exit_json(changed=False, binding=sampler.binding.name, **read_xids(), **result)
+        host = {"numa_nodes": read_numa_nodes(read_text), **read_xids()}
+        module.exit_json(changed=False, binding=sampler.binding.name, **host, **result)
 
 
 if __name__ == "__main__":

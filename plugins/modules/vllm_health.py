@@ -22,8 +22,17 @@ options:
     description:
       - Root of the server, without C(/v1). For an address that means all of the host's, such as V(0.0.0.0), the loopback address is taken.
       - Proxy settings of the environment are ignored for a loopback address, and wherever O(unit) is given.
+      - Required without O(deployment).
     type: str
-    required: true
+  deployment:
+    description:
+      - Deployment on this host. What is not given of O(url), O(unit), O(api_key), O(served_model_name) and O(model_path) is read from its
+        current release, so that no key has to travel.
+    type: str
+  root:
+    description: Folder that holds the deployments.
+    type: path
+    default: /etc/gpufleet
   unit:
     description:
       - Systemd unit of the server on this host. Its state and its journal are watched, and the port must belong to its processes.
@@ -98,6 +107,11 @@ EXAMPLES = r"""
     timeout: 3600
   become: true
 
+- name: See that the current release of a deployment answers
+  gpufleet.vllm.vllm_health:
+    deployment: minimax-m25
+  become: true
+
 - name: See how far a server is
   gpufleet.vllm.vllm_health:
     url: http://127.0.0.1:8000
@@ -127,7 +141,8 @@ code:
   description:
     - A stable word for a failure. V(unit_failed) (see RV(cause)), V(unit_not_found), V(unit_not_running), V(port_foreign), V(engine_dead),
       V(key_needed), V(key_refused), V(wrong_model_name), V(wrong_model_path), V(generation_timeout), V(empty_answer), V(degenerate_answer),
-      V(wrong_answer), V(request_refused), V(stalled), V(timeout), V(tls_untrusted), V(name_unknown).
+      V(wrong_answer), V(request_refused), V(stalled), V(timeout), V(tls_untrusted), V(name_unknown), V(no_release),
+      V(no_permission).
   returned: failure
   type: str
   sample: unit_failed
@@ -230,12 +245,15 @@ notes:
 import os
 import time
 import typing as t
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.health import LEVELS, Effects, Want, look_once, wait_ready
+from ..module_utils._core.host_files import read_json, unit_name
+from ..module_utils._core.release import address, deployment_name, read_engine_yaml
 from ..module_utils._host import module_runner, proc_fs
 from ..module_utils._http import http_transport
 from ..module_utils._progress import progress_writer
@@ -259,6 +277,18 @@ def is_loopback(url: str) -> bool:
     """An address of this host that no proxy can reach."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def of_release(root: str, deployment: str) -> dict[str, t.Any]:
+    """What the current release of a deployment says of its server."""
+    current = Path(root) / deployment_name(deployment) / "current"
+    record = read_json(current / "release.json")
+    if record is None:
+        raise VllmError(f"{current} holds no release.", code="no_release", remedy=f"Deploy {deployment}, or give url and unit.")
+    options = read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
+    names, keys = options.get("served-model-name") or [None], options.get("api-key") or [None]
+    target = {"url": address(options), "unit": unit_name(deployment), "model_path": record["model_path"]}
+    return {**target, "served_model_name": names[0], "api_key": keys[0]}
 
 
 def options_of(params: t.Mapping[str, t.Any]) -> Want:
@@ -286,7 +316,9 @@ def effects_of(module: AnsibleModule, want: Want) -> Effects:
 def argument_spec() -> dict[str, t.Any]:
     """The module's options."""
     return {
-        "url": {"type": "str", "required": True},
+        "url": {"type": "str"},
+        "deployment": {"type": "str"},
+        "root": {"type": "path", "default": "/etc/gpufleet"},
         "unit": {"type": "str"},
         "api_key": {"type": "str", "no_log": True},
         "served_model_name": {"type": "str"},
@@ -303,11 +335,16 @@ def argument_spec() -> dict[str, t.Any]:
 
 def main() -> None:
     """Look or wait, and report."""
-    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    module = AnsibleModule(argument_spec=argument_spec(), required_one_of=[("url", "deployment")], supports_check_mode=True)
+    given = {name: value for name, value in module.params.items() if value is not None}
     try:
-        want = options_of(module.params)
+        released = of_release(given["root"], given["deployment"]) if "deployment" in given else {}
+        want = options_of({**module.params, **released, **given})
+        module.no_log_values |= {want.api_key} - {""}
         effects = effects_of(module, want)
         health = look_once(want, effects) if module.check_mode else wait_ready(want, effects)
+    except PermissionError as exc:
+        module.fail_json(msg=f"{exc.filename} cannot be read. Run this as root (become: true).", code="no_permission")
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)
     result = {"level": health.level, "ready": health.ready, "reason": health.reason, **health.facts}

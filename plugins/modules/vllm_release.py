@@ -63,6 +63,11 @@ options:
     description: Where model and engine come from, for people and reports.
     type: dict
     default: {}
+  replaces:
+    description: Units that make room for this deployment. Whether they run or are enabled is returned; nothing is done to them.
+    type: list
+    elements: str
+    default: []
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
 attributes:
@@ -136,6 +141,12 @@ unit_loaded:
   returned: success
   type: bool
   sample: true
+replaced:
+  description: Units of O(replaces) that run or are enabled, and so have yet to make room.
+  returned: success
+  type: list
+  elements: str
+  sample: [vllm-kimi-k25.service]
 reset:
   description: Whether an earlier failure of the unit was cleared, so that it may be started again.
   returned: success
@@ -156,6 +167,8 @@ from ..module_utils._core.release_store import ReleaseStore
 from ..module_utils._core.restart import restart_reason
 from ..module_utils._core.unit import UnitState, show_unit
 from ..module_utils._host import module_runner
+
+ALIVE = ("active", "activating", "reloading", "deactivating")
 
 
 def release_of(params: t.Mapping[str, t.Any]) -> Release:
@@ -220,13 +233,18 @@ def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> 
     return failed and state.active_state != "active"
 
 
+def yet_to_make_room(module: AnsibleModule, units: t.Sequence[str]) -> list[str]:
+    """The units that run, or would after a boot."""
+    states = [show_unit(module_runner(module), unit) for unit in units]
+    return [state.name for state in states if state.active_state in ALIVE or state.unit_file_state.startswith("enabled")]
+
+
 def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
     """What has to happen to the unit."""
     files = HostFiles(release.deployment)
     state = show_unit(module_runner(module), unit_name(release.deployment))
-    active = state.active_state in ("active", "activating", "reloading", "deactivating")
     reason = restart_reason(
-        active=active,
+        active=state.active_state in ALIVE,
         running=read_json(files.running),
         release_id=release.id,
         unit_sha256=files.unit_sha256(),
@@ -255,6 +273,7 @@ def main() -> None:
             "gpus": {"type": "list", "elements": "str", "default": []},
             "gpu_wait": {"type": "dict", "default": {}},
             "origin": {"type": "dict", "default": {}},
+            "replaces": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -262,7 +281,10 @@ def main() -> None:
         release = release_of(module.params)
         store = ReleaseStore(Path(module.params["root"]), release.deployment)
         result = apply(module, store, release)
-        result.update(unit_facts(module, release, drifted=bool(result["drift"])), release=release.id, path=str(store.path(release.id)))
+        result.update(
+            unit_facts(module, release, drifted=bool(result["drift"])), replaced=yet_to_make_room(module, module.params["replaces"])
+        )
+        result.update(release=release.id, path=str(store.path(release.id)))
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)
     module.exit_json(**result)

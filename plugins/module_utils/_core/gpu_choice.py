@@ -109,7 +109,7 @@ def _named(gpus: t.Sequence[Facts], words: t.Sequence[str], owners: t.Mapping[st
             raise VllmError(
                 f"GPU {_label(gpu)} is taken: the deployment {owner} on this host has it.",
                 code="gpu_taken",
-                remedy=f"Name another GPU, or stop {owner} first.",
+                remedy=f"Name another GPU, stop {owner} first, or replace it (server_replaces: [{owner}]).",
             )
     return chosen
 
@@ -143,7 +143,7 @@ def _too_few(gpus: t.Sequence[Facts], wanted: int, usable: int, owners: t.Mappin
     return VllmError(
         f"{short} of its {len(gpus)} to give ({'; '.join(others)}).",
         code="gpu_too_few",
-        remedy=remedy if usable else "Heal one, stop what has it, or use another host.",
+        remedy=remedy if usable else "Heal one, stop what has it or replace it (server_replaces), or use another host.",
     )
 
 

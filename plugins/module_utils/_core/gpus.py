@@ -42,6 +42,7 @@ __all__ = [
     "normal_pci",
     "read_gpus",
     "read_host",
+    "read_numa_nodes",
     "select_gpus",
     "unread_by_binding",
 ]
@@ -280,6 +281,16 @@ def _sysfs_numa_node(pci_bus_id: t.Optional[str], read_text: ReadText) -> t.Opti
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def read_numa_nodes(read_text: ReadText) -> list[int]:
+    """The host's NUMA nodes that have CPUs; none where the kernel does not say."""
+    try:
+        spans = read_text("/sys/devices/system/node/has_cpu").strip().split(",")
+        ends = [[int(end) for end in span.split("-")] for span in spans if span]
+    except (OSError, ValueError):
+        return []
+    return [node for span in ends for node in range(span[0], span[-1] + 1)]
 
 
 # ---- telling -------------------------------------------------------------------------------------------------------------

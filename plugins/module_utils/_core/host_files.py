@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import typing as t
 from pathlib import Path
 
@@ -76,11 +77,17 @@ class HostFiles(t.NamedTuple):
         return record
 
     def unit_sha256(self) -> t.Optional[str]:
-        """The hash of the unit file, to notice a unit that changed after its start."""
+        """The hash of what the unit file says of the service, to notice one that changed after its start.
+
+        Dependencies, limits of starts and comments do not count: they hold after a reload, without a restart.
+        """
         try:
-            return hashlib.sha256(self.unit_file.read_bytes()).hexdigest()
+            text = self.unit_file.read_text(encoding="utf-8", errors="surrogateescape")
         except FileNotFoundError:
             return None
+        service = re.findall(r"^\[Service\]$(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+        lines = [line for line in "".join(service).splitlines() if line.strip() and line[0] not in "#;"]
+        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def written(self) -> t.Optional[str]:
         """Which writing of the current release this is: one that was written anew after an edit has the same id and another file."""

@@ -15,7 +15,7 @@ import typing as t
 
 from .errors import VllmError
 
-__all__ = ["Release", "deployment_name", "engine_yaml", "environment_file", "release_json"]
+__all__ = ["Release", "address", "deployment_name", "engine_yaml", "environment_file", "read_engine_yaml", "release_json"]
 
 ENGINE_YAML = "engine.yaml"
 ENVIRONMENT = "environment"
@@ -61,6 +61,29 @@ def engine_yaml(arguments: t.Mapping[str, t.Any]) -> str:
             options[option] = value
     lines = [f"no-{option}: true" if value is False else f"{option}: {_yaml_scalar(value)}" for option, value in sorted(options.items())]
     return "".join(f"{line}\n" for line in lines)
+
+
+def read_engine_yaml(text: str) -> dict[str, t.Any]:
+    """The options that :func:`engine_yaml` wrote, a ``no-`` form as the false flag that it was."""
+    options: dict[str, t.Any] = {}
+    for line in text.splitlines():
+        option, _colon, value = line.partition(": ")
+        try:
+            options[option] = json.loads(value)
+        except ValueError as exc:
+            raise VllmError(
+                f"engine.yaml has the line {option}, which is no option with a JSON value.",
+                code="bad_release",
+                remedy="It was edited; deploy again, which writes it anew.",
+            ) from exc
+    return {name[3:] if name.startswith("no-") and value is True else name: value for name, value in options.items()}
+
+
+def address(options: t.Mapping[str, t.Any]) -> str:
+    """The root URL of a server with these options, as its own host reaches it."""
+    host = str(options.get("host") or "0.0.0.0")
+    scheme = "https" if options.get("ssl-certfile") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.get('port', 8000)}"
 
 
 def _yaml_scalar(value: t.Any) -> str:

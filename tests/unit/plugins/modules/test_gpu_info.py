@@ -17,6 +17,7 @@ def test_everything_about_a_gpu(gpu_machine: t.Any) -> None:
     assert (result["changed"], result["available"], result["count"], result["errors"]) == (False, True, 8, [])
     assert (result["driver_version"], result["cuda_version"], result["nvml_version"]) == ("580.159.04", "13.0", "13.580.159.04")
     assert result["binding"].startswith("nvidia-ml-py ")
+    assert result["numa_nodes"][:1] == [0]
     (gpu,) = result["gpus"]
     assert (gpu["index"], gpu["pci_bus_id"], gpu["numa_node"], gpu["memory_numa_node"]) == (4, "0000:81:00.0", 1, None)
     assert gpu["memory"] == {

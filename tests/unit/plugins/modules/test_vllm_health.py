@@ -19,6 +19,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release import engine_yaml
 from support.running import ROOT, Answer, environment, run_module
 
 UNIT = "vllm-tiny.service"
@@ -97,7 +98,7 @@ class Unit:
         arguments = {"url": self.url, "timeout": 20, "unit": UNIT if unit else None, "_ansible_check_mode": check_mode, **options}
         path = f"{self.folder}:{os.environ['PATH']}"
         env = environment(PATH=path, FAKE_SYSTEMD=str(self.folder), http_proxy="http://127.0.0.1:9")
-        return run_module("vllm_health", self.folder, env, **arguments)
+        return run_module("vllm_health", self.folder, env, **{name: value for name, value in arguments.items() if value is not None})
 
     def ready(self) -> Unit:
         deadline = time.monotonic() + 20
@@ -126,6 +127,37 @@ def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: Unit) ->
     assert (health["level"], health["ready"], health["changed"]) == ("answering", True, False)
     assert (health["answer"], health["version"], health["loaded_path"]) == ("42", "0.33.0", str(unit.model))
     assert health["waited_seconds"] > 0.5
+
+
+def write_release(unit: Unit, model: Path, *keys: str) -> dict[str, t.Any]:
+    """The current release of a deployment that the fake engine serves; options of the module."""
+    current = unit.folder / "etc" / "tiny" / "current"
+    current.mkdir(parents=True)
+    options = {"host": "127.0.0.1", "port": unit.port, "served-model-name": ["tiny"], "api-key": list(keys)}
+    (current / "engine.yaml").write_text(engine_yaml(options))
+    (current / "release.json").write_text(json.dumps({"model_path": str(model)}))
+    return {"deployment": "tiny", "root": str(unit.folder / "etc")}
+
+
+def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_which_model(unit: Unit) -> None:
+    unit.start("--api-key", "MARKER-one").ready()
+    of_it = write_release(unit, unit.model, "MARKER-one", "MARKER-two")
+    health = unit.health(url=None, **of_it)
+    assert (health["level"], health["loaded_path"]) == ("answering", str(unit.model))
+    assert "MARKER" not in json.dumps(health)
+    assert unit.health(url=None, **of_it, api_key="MARKER-wrong")["code"] == "key_refused"
+
+
+def test_a_release_that_is_not_what_runs_is_a_failure(unit: Unit) -> None:
+    unit.start().ready()
+    health = unit.health(url=None, **write_release(unit, unit.folder / "another-model"))
+    assert health["failed"] and health["code"] == "wrong_model_path"
+
+
+def test_a_deployment_without_a_release_and_neither_url_nor_deployment_are_refused(unit: Unit) -> None:
+    answer = unit.health(url=None, deployment="tiny", root=str(unit.folder))
+    assert (answer["failed"], answer["code"]) == (True, "no_release")
+    assert "one of the following is required: url, deployment" in unit.health(url=None)["msg"]
 
 
 def test_with_a_unit_the_journal_tells_phases_and_progress(unit: Unit) -> None:

@@ -122,6 +122,21 @@ def test_a_failed_unit_may_be_started_again_after_a_deployment_but_not_after_a_c
 
 
 @pytest.mark.parametrize(
+    ("state", "still_there"),
+    [
+        ({"active": "active", "UnitFileState": "disabled"}, True),
+        ({"active": "inactive", "UnitFileState": "enabled"}, True),
+        ({"active": "failed", "UnitFileState": "enabled-runtime"}, True),
+        ({"active": "inactive", "UnitFileState": "disabled"}, False),
+        ({"active": "inactive", "LoadState": "not-found", "UnitFileState": ""}, False),
+    ],
+)
+def test_a_replaced_unit_has_yet_to_make_room_while_it_runs_or_is_enabled(host: Host, state: dict[str, str], still_there: bool) -> None:
+    host.unit(**state)
+    assert host.release(replaces=["vllm-old.service"])["replaced"] == ["vllm-old.service"] * still_there
+
+
+@pytest.mark.parametrize(
     ("options", "code"),
     [
         ({"deployment": "Not A Name"}, "bad_deployment"),

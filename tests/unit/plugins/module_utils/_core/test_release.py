@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release import Release, deployment_name, engine_yaml, environment_file
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.host_files import HostFiles
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release import (
+    Release,
+    address,
+    deployment_name,
+    engine_yaml,
+    environment_file,
+    read_engine_yaml,
+)
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release_store import ReleaseStore
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.restart import restart_reason
 from hypothesis import given
@@ -169,3 +177,44 @@ def test_a_restart_is_due_when_the_release_was_written_anew_under_the_same_name(
     anew = restart_reason(active=True, running=started_with, release_id="r1", unit_sha256="u1", written="18-2")
     assert same is None
     assert "was edited and is written anew" in str(anew)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True).filter(lambda name: not name.startswith("no-")), JSON_VALUES))
+def test_what_was_written_of_the_arguments_is_read_again(options: dict[str, t.Any]) -> None:
+    assert read_engine_yaml(engine_yaml(options)) == {name: value for name, value in options.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ({"host": "127.0.0.1", "port": 8001}, "http://127.0.0.1:8001"),
+        ({"host": "::1", "port": 8001, "ssl-certfile": "/x"}, "https://[::1]:8001"),
+        ({}, "http://0.0.0.0:8000"),
+    ],
+)
+def test_the_address_of_a_server_follows_from_its_options(options: dict[str, t.Any], url: str) -> None:
+    assert address(options) == url
+
+
+UNIT = "# made\n[Unit]\nDescription=a\nConflicts=b.service\n\n[Service]\n# why\nExecStart=/bin/a\n[Install]\nWantedBy=multi-user.target\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_another_service"),
+    [
+        ("# why", "# why not", False),
+        ("# why\n", "\n\n", False),
+        ("Conflicts=b.service", "Conflicts=c.service", False),
+        ("multi-user", "graphical", False),
+        ("/bin/a", "/bin/b", True),
+        ("ExecStart", "User=c\nExecStart", True),
+        ("multi-user.target\n", "multi-user.target\n[Service]\nNice=1\n", True),
+    ],
+)
+def test_only_a_change_of_the_service_itself_makes_another_unit(tmp_path: Path, before: str, after: str, is_another_service: bool) -> None:
+    files = HostFiles("a", tmp_path)
+    files.unit_file.parent.mkdir(parents=True)
+    files.unit_file.write_text(UNIT)
+    started_with = files.unit_sha256()
+    files.unit_file.write_text(UNIT.replace(before, after))
+    assert (files.unit_sha256() != started_with) == is_another_service

@@ -1,0 +1,72 @@
+# Copyright (c) 2026, The gpufleet.vllm contributors
+# GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the variables of a role come to, by Ansible's own templating: every case is a host of one run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+
+from support.running import ROOT, TREE, environment
+
+__all__ = ["GPUS", "UUIDS", "server_host", "template_all"]
+
+Vars = t.Mapping[str, t.Any]
+UUIDS = [f"GPU-f00d000{index}" for index in range(8)]
+GPUS = [
+    {"index": index, "uuid": uuid, "pci_bus_id": f"0000:{index + 1:02x}:00.0", "numa_node": index // 4} for index, uuid in enumerate(UUIDS)
+]
+
+
+def server_host(
+    enabled: t.Mapping[str, t.Sequence[int]], running: t.Sequence[str] = (), stopped: t.Optional[t.Mapping[str, t.Sequence[int]]] = None
+) -> dict[str, t.Any]:
+    """What the preflight of the role server has registered on a host with these deployments (their GPUs by index).
+
+    Beside them there is the enabled unit of a stranger, which has no release.
+    """
+    releases = {**enabled, **(stopped or {})}
+    paths = [
+        *(f"/etc/gpufleet/{name}/current" for name in releases),
+        *(f"/etc/systemd/system/multi-user.target.wants/vllm-{name}.service" for name in [*enabled, "stranger"]),
+        *(f"/run/vllm-{name}/running.json" for name in running),
+    ]
+    return {
+        "vllm_model": {"arguments": {}, "deployment": "minimax-m25", "served_model_name": "MiniMax-M2.5"},
+        "server_gpu_info": {"gpus": GPUS, "numa_nodes": [0, 1]},
+        "server_traces": {"files": [{"path": path} for path in paths]},
+        "server_current_releases": {"results": [_slurped(name, gpus) for name, gpus in releases.items()]},
+    }
+
+
+def _slurped(deployment: str, gpus: t.Sequence[int]) -> dict[str, t.Any]:
+    text = json.dumps({"deployment": deployment, "gpus": [UUIDS[index] for index in gpus]})
+    return {"item": deployment, "content": base64.b64encode(text.encode()).decode(), "encoding": "base64"}
+
+
+def template_all(folder: Path, role: str, hosts: t.Mapping[str, Vars], expression: str) -> dict[str, str]:
+    """What Ansible prints of the expression on each host, as JSON ``{"msg": ...}``, with the role's defaults below and its vars above."""
+    import yaml
+
+    defaults = yaml.safe_load((ROOT / "roles" / role / "defaults" / "main.yml").read_text())
+    inventory = {"all": {"hosts": {name: dict(values) for name, values in hosts.items()}, "vars": defaults}}
+    (folder / "hosts.json").write_text(json.dumps(inventory))
+    command = [str(Path(sys.executable).with_name("ansible")), "all", "-i", f"{folder}/hosts.json", "-c", "local", "-m", "debug"]
+    settings = {"ANSIBLE_COLLECTIONS_PATH": str(TREE), "ANSIBLE_HOME": str(folder)}
+    done = subprocess.run(
+        [*command, "-a", json.dumps({"msg": expression}), "-e", f"@{ROOT}/roles/{role}/vars/main.yml"],
+        capture_output=True,
+        text=True,
+        env=environment(**settings, ANSIBLE_NOCOLOR="1", ANSIBLE_CALLBACK_RESULT_FORMAT="json"),
+        check=False,
+        timeout=60,
+    )
+    blocks = dict(re.findall(r"^(\S+) \| [^\n]*=> (\{.*?^\})", done.stdout, re.MULTILINE | re.DOTALL))
+    assert set(blocks) == set(hosts), done.stdout + done.stderr
+    return blocks
