@@ -36,6 +36,9 @@ class Start:
         self.unit.host.run(f"systemctl {verb} {self.unit.name}")
         return self
 
+    def heal(self) -> None:
+        self.unit.host.check_output(f"rm {SCRIPT}")
+
     @property
     def lines(self) -> list[tuple[float, str]]:
         found = re.findall(r"^([\d.]+) \S+ \S+?: (.*)$", self.unit.journal("short-unix")[self._before :], re.MULTILINE)
@@ -46,6 +49,9 @@ class Start:
 
     def engine_starts(self) -> int:
         return len(self.said(r"^release \w+: /\S+/vllm serve"))
+
+    def was_tried_again(self) -> bool:
+        return int(self.unit.shown("NRestarts")) > 0 and self.engine_starts() > 1
 
     def pauses(self) -> list[float]:
         """Seconds from each end of an engine to its next beginning."""
@@ -73,7 +79,21 @@ def test_a_failure_of_the_moment_is_tried_again_after_growing_pauses_and_serves(
         assert (failure["cause"], failure["blocks"], len(failure["failures"])) == ("gpu_error", False, 3)
 
 
-def test_a_failure_without_end_stops_at_the_start_limit_and_heals_with_its_host(units: dict[str, Unit]) -> None:
+def test_a_fault_of_the_host_blocks_nothing(units: dict[str, Unit]) -> None:
+    starts = [Start(unit, "crash-at-shard=1", f"crash-with={SHM}") for unit in units.values()]
+    for start in starts:
+        wait_for(start.was_tried_again)
+        start.heal()
+        start.again("restart")
+    for start in starts:
+        wait_for(start.unit.answers)
+        failure = start.unit.last_failure()
+        assert (failure["cause"], failure["at_fault"], failure["blocks"]) == ("shm_too_small", "host", False)
+        assert start.unit.shown("NRestarts") == "0"
+        assert not start.said("^refusing release")
+
+
+def test_a_failure_without_end_stops_at_the_start_limit_with_its_cause(units: dict[str, Unit]) -> None:
     starts = {name: Start(unit, "crash-at-shard=1", f"crash-with={FOREVER[name][0]}") for name, unit in units.items()}
     for name, start in starts.items():
         _said, cause, message = FOREVER[name]
@@ -82,14 +102,15 @@ def test_a_failure_without_end_stops_at_the_start_limit_and_heals_with_its_host(
         assert start.said("Start request repeated too quickly")
         failure = start.unit.last_failure()
         assert (failure["cause"], failure["message"], failure["blocks"]) == (cause, message, False)
-        assert f"{cause}: {message}" in start.unit.status()
+        assert len(start.said(f"^{re.escape(f'{cause}: {message}')}")) == 5
         assert start.unit.host.run(f"systemctl is-failed {start.unit.name}").stdout.strip() == "failed"
     for start in starts.values():
-        start.unit.host.check_output(f"rm {SCRIPT}")
-        start.again("restart")
+        start.heal()
+        # systemd counts starts, whoever asks for them: within the interval it is to be told that these are forgotten.
+        start.again("reset-failed")
+        start.again("start")
     for start in starts.values():
         wait_for(start.unit.answers)
-        assert start.unit.shown("NRestarts") == "0"
 
 
 @pytest.fixture
