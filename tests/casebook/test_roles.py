@@ -11,6 +11,7 @@ and secrets on hosts in `guards`, a dead engine that exits with 0 in `orphaned_w
 from __future__ import annotations
 
 import json
+import os
 import re
 import typing as t
 from pathlib import Path
@@ -21,7 +22,9 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils._core.diagnose impor
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.journal import unasked_stop
 from support.plays import ROLES, all_tasks, conditions, play, role_yaml, template
 from support.role_vars import server_host, template_all
-from support.running import ROOT
+from support.running import ROOT, Answer, environment, run_module
+
+pytestmark = pytest.mark.long
 
 RECIPE = {
     "deployment": "minimax-m25",
@@ -85,13 +88,12 @@ def test_a_condition_that_is_a_list_a_text_or_a_map_would_be_found(tmp_path: Pat
     assert [kind.removeprefix("_AnsibleTagged").lower() for kind in kinds_of(tmp_path, texts)] == ["list", "str", "dict", "bool"]
 
 
-@pytest.mark.parametrize(("given", "said"), [("false", "The hub could not be reached"), ("true", "offline")])
-def test_a_switch_given_on_the_command_line_is_text_and_is_read_as_a_switch(tmp_path: Path, given: str, said: str) -> None:
+def test_a_switch_given_on_the_command_line_is_text_and_yet_means_no(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.import_role": {"name": "gpufleet.vllm.weights", "tasks_from": "preflight"}}]
     variables = {"vllm_model": RECIPE, "weights_endpoint": NOWHERE, "weights_store": str(tmp_path)}
-    status, output = play(tmp_path, tasks, f"--extra-vars=weights_offline={given}", variables=variables)
+    status, output = play(tmp_path, tasks, "--extra-vars=weights_offline=false", variables=variables)
     assert status != 0
-    assert said in output
+    assert "The hub could not be reached" in output, "it was read as yes, since text that is not empty is true"
 
 
 # ---- what is written where -------------------------------------------------------------------------------------------------
@@ -217,3 +219,26 @@ def test_an_engine_that_dies_leaves_status_0_and_is_neither_asked_for_nor_the_en
     assert (said.cause, is_deterministic(said)) == ("engine_died", False)
     assert "EngineDeadError" in " ".join(said.evidence)
     assert "stopped" not in said.message
+
+
+def health_of_a_skipped_start(folder: Path) -> Answer:
+    """The gate after a start that systemd reported as done, although a condition of the unit kept it from running."""
+    state = {"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "NRestarts": 0, "Job": ""}
+    state.update({"ConditionResult": "no", "ConditionTimestamp": "Mon 2026-11-30 01:00:00 UTC"})
+    (folder / "unit").write_text("".join(f"{key}={value}\n" for key, value in state.items()))
+    for name, text in {"systemctl": f"exec cat {folder}/unit", "journalctl": "exit 0"}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    env = environment(PATH=f"{folder}:{os.environ['PATH']}")
+    return run_module("vllm_health", folder, env, url=NOWHERE, unit="vllm-a.service", timeout=2700)
+
+
+def test_a_start_that_a_condition_skipped_is_a_failure_at_once(tmp_path: Path) -> None:
+    health = health_of_a_skipped_start(tmp_path)
+    assert (health["failed"], health["code"]) == (True, "unit_not_running")
+    assert "load" not in health["msg"]
+
+
+@pytest.mark.xfail(strict=True, reason="fails at once, but the condition is not named yet")
+def test_and_the_condition_is_named(tmp_path: Path) -> None:
+    assert "was not started, because a condition of its unit is not met" in health_of_a_skipped_start(tmp_path)["msg"]
