@@ -616,7 +616,7 @@ gpus:
           description: What it draws now.
           type: float
           returned: always
-          sample: 75.3
+          sample: 82.0
         limit:
           description: The limit that is set.
           type: float
@@ -651,17 +651,17 @@ gpus:
           description: The GPU now.
           type: int
           returned: always
-          sample: 30
+          sample: 38
         memory:
           description: Its memory now.
           type: int
           returned: always
-          sample: 38
+          sample: 37
         slowdown:
           description: Where the GPU slows down.
           type: int
           returned: always
-          sample: 90
+          sample: 89
         shutdown:
           description: Where the GPU shuts down.
           type: int
@@ -686,12 +686,12 @@ gpus:
           description: The graphics clock now.
           type: int
           returned: always
-          sample: 345
+          sample: 1980
         sm:
           description: The clock of the multiprocessors now.
           type: int
           returned: always
-          sample: 345
+          sample: 1980
         memory:
           description: The memory clock now.
           type: int
@@ -725,6 +725,7 @@ gpus:
         - Why no engine can be started on this GPU as a whole; null where one can.
         - The reasons are a GPU that is lost or cannot be opened, a recovery that the driver asks for, a failed remapping of a row,
           MIG mode, a compute mode that prohibits processes, and a fabric that is not up.
+        - One that the driver wants drained works until it is. P(gpufleet.vllm.choose_gpus#filter) leaves it to the deployment that has it.
       type: str
       returned: always
       sample: null

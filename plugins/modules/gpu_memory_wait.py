@@ -15,7 +15,8 @@ description:
   - Names who holds the memory meanwhile, by process, systemd unit, container and user.
   - Ends no process, except with O(reap=own) what an earlier run of O(unit) left behind.
   - Fails at once where waiting is in vain, because library and kernel module are of different versions, a GPU is lost or needs a reset,
-    a holder was killed and cannot die, or the threshold is more than the GPU has.
+    its NVLink fabric failed, a holder was killed and cannot die, or the threshold is more than the GPU has.
+  - On an NVSwitch machine it also waits while the fabric of a target is in progress, because CUDA does not start before it is completed.
   - The memory of a process that is killed is free within a second, with pinned host memory within half a minute, rarely later.
   - An engine whose API server was killed goes on without it and keeps its memory for ever.
 options:
@@ -125,8 +126,9 @@ free:
   sample: true
 verdict:
   description:
-    - V(free); V(releasing) where memory was still falling or its holders were ending; V(held); V(wedged) where a holder was killed
-      and cannot die, or NVML hangs; V(lost) where a GPU is lost, needs a reset or cannot be opened.
+    - V(free); V(releasing) where memory was still falling or its holders were ending; V(held), also where the fabric was still in
+      progress; V(wedged) where a holder was killed and cannot die, or NVML hangs; V(lost) where a GPU is lost, needs a reset or cannot be
+      opened, or its fabric failed.
   returned: when NVML could be read
   type: str
   sample: free
@@ -234,6 +236,11 @@ gpus:
       type: str
       returned: always
       sample: none
+    fabric:
+      description: Its NVLink fabric, as RV(gpufleet.vllm.gpu_info#module:gpus[].fabric).
+      type: dict
+      returned: always
+      sample: {state: completed, status: ok, health: healthy}
     errors:
       description: Readings of this GPU that NVML refused, as RV(gpufleet.vllm.gpu_info#module:gpus[].errors).
       type: list
@@ -355,7 +362,7 @@ binding:
 code:
   description:
     - A stable word for the reason of a failure, such as V(gpu_memory_held), V(gpu_memory_releasing), V(gpu_wedged), V(gpu_lost),
-      V(gpu_unknown), V(nvml_driver_mismatch), V(nvml_hung), V(reap_denied) or V(bad_configuration).
+      V(gpu_fabric_not_up), V(gpu_unknown), V(nvml_driver_mismatch), V(nvml_hung), V(reap_denied) or V(bad_configuration).
   returned: failure
   type: str
   sample: gpu_memory_held

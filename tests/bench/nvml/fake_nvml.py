@@ -78,8 +78,9 @@ def h200s(count: int = 2) -> tuple[list[FakeGpu], list[str]]:
         values = {
             "capability": "9.0",
             "nvlinks": "18 switch 0000:05:00",
-            "power": "75 700 700 700 200 700",
-            "clocks": "345 345 3201 1980 1980 3201",
+            "power": "82 700 700 700 200 700",
+            "clocks": "1980 1980 3201 1980 1980 3201",
+            "temperature": "38 37 95 89 95 87",
         }
         lines += [f"gpu {card.index} {key} {value}" for key, value in values.items()]
     return cards, lines

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import typing as t
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.diagnose import Diagnosis, diagnose, is_deterministic
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.failures import FAILURES, HOST, RELEASE, UNCLEAR
 
 LOGS = Path(__file__).resolve().parents[3] / "fixtures" / "vllm_logs"
 
@@ -113,3 +115,61 @@ def test_the_helpers_own_error_is_quoted_where_nothing_else_is_known() -> None:
         "vllm-m.service: Failed with result 'exit-code'.",
     ]
     assert diagnose(lines).message == "before the engine wrote anything it was said: The NVIDIA driver does not answer."
+
+
+# -- what is at fault ----------------------------------------------------------------------------------------------------------
+
+BLOCKS = """release_blocked oom_sampler_warmup no_kv_memory kv_cache_too_small max_model_len_too_large batch_too_small heads_not_divisible
+fp8_block_not_divisible quantization_group_split no_kernel weights_missing weights_damaged weights_mismatch bad_config_json access_denied
+trust_remote_code architecture_not_supported quantization_mismatch gpu_too_old device_name_not_accepted tool_parser_unknown
+reasoning_parser_unknown tool_parser_missing bad_argument unknown_environment no_ray"""
+OF_THE_HOST = """gpu_wait_timeout gpu_lost gpu_wedged gpu_memory_held gpu_memory_moved fabric_not_ready nvml_unavailable driver_mismatch
+driver_too_old no_gpu too_few_gpus model_not_found port_in_use shm_too_small disk_full too_many_files tls_files host_out_of_memory"""
+PASSING = "gpu_error nccl_error engine_timeout worker_died engine_died"
+
+
+def test_each_row_says_what_is_at_fault() -> None:
+    stated = {RELEASE: BLOCKS, HOST: OF_THE_HOST, UNCLEAR: PASSING}
+    assert {(row.cause, row.at_fault) for row in FAILURES} == {
+        (cause, fault) for fault, causes in stated.items() for cause in causes.split()
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+        ("RuntimeError: Insufficient space in /dev/shm for shared memory: 160 MiB required, 64 MiB free", "shm_too_small"),
+        ("NVMLError_LibRmVersionMismatch: Driver/library version mismatch", "driver_mismatch"),
+        ("RuntimeError: Failed to infer device type, please set the environment variable", "no_gpu"),
+        ("RuntimeError: No CUDA GPUs are available", "no_gpu"),
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "fabric_not_ready"),
+        ("OSError: [Errno 98] Address already in use", "port_in_use"),
+        ("OSError: [Errno 12] Cannot allocate memory", "host_out_of_memory"),
+        ("vllm-m.service: A process of this unit has been killed by the OOM killer.", "host_out_of_memory"),
+        ("ValueError: World size (4) is larger than the number of available GPUs (3) in this node.", "too_few_gpus"),
+        ("NVML gave no answer within 30 s: it hangs in the NVIDIA driver.", "nvml_unavailable"),
+    ],
+)
+def test_a_fault_of_the_host_does_not_block_the_release(line: str, cause: str) -> None:
+    found = diagnose([line])
+    assert (found.cause, found.at_fault, found.retryable, is_deterministic(found)) == (cause, "host", True, False)
+    assert found.remedy
+
+
+def test_what_is_unknown_or_was_asked_for_blocks_nothing() -> None:
+    for found in (diagnose([]), diagnose(["ValueError: never seen before"]), read("startup-ok")):
+        assert (found.at_fault, found.retryable, is_deterministic(found)) == ("unclear", True, False)
+
+
+@pytest.mark.parametrize("phase", ["", "serving"])
+def test_out_of_memory_is_the_releases_at_its_start_and_may_pass_when_it_serves(phase: str) -> None:
+    up = ["(APIServer pid=1) INFO:     Application startup complete."] if phase else []
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 95.6 GiB"
+    found = diagnose([*up, f"(EngineCore pid=2) ERROR 11-29 18:00:09 [core.py:1] {text}"])
+    assert (found.cause == "oom_runtime", found.at_fault) == ((True, "unclear") if phase else (False, "release"))
+
+
+def test_a_record_says_what_is_at_fault_and_whether_it_may_be_tried_again() -> None:
+    record: dict[str, t.Any] = read("port-in-use").as_dict()
+    assert (record["at_fault"], record["retryable"]) == ("host", True)

@@ -11,6 +11,7 @@ import typing as t
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpu_choice import choose_gpus, why_unusable
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpu_details import NEEDS_RESET
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.gpus import Gpu, ReadError, gpu_facts
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -166,6 +167,30 @@ def test_an_unfit_gpu_is_not_chosen_by_number_and_refused_by_name(changes: Facts
     assert str(error).startswith("GPU 1 (")
     assert words in str(error)
     assert chosen(cards, ["0", "2"]) == [0, 2]
+
+
+@pytest.mark.parametrize("action", ["drain_and_reset", "drain_p2p", "imex_domain_reset", "42"])
+@pytest.mark.parametrize("wanted", [2, ["1", "0"]], ids=["by number", "by name"])
+def test_a_gpu_that_works_until_it_is_drained_stays_with_who_has_it_and_goes_to_nobody_else(action: str, wanted: t.Any) -> None:
+    cards = changed(1, recovery_action=action)
+    uuids = [str(cards[0]["uuid"]), str(cards[1]["uuid"]).upper()]
+    assert sorted(chosen(cards, wanted, current=uuids)) == [0, 1]
+    assert chosen(cards, 2) == chosen(cards, 2, current=uuids[:1]) == [0, 2]
+    assert refusal(cards, ["1"], current=uuids[:1]).code == "gpu_unusable"
+    assert action in str(why_unusable(cards[1]))
+
+
+@pytest.mark.parametrize("action", NEEDS_RESET)
+def test_a_gpu_that_does_no_work_before_it_is_reset_is_kept_by_nobody(action: str) -> None:
+    cards = changed(1, recovery_action=action)
+    uuids = [str(card["uuid"]) for card in cards[:2]]
+    assert chosen(cards, 2, current=uuids) == [0, 2]
+    assert refusal(cards, ["0", "1"], current=uuids).code == "gpu_unusable"
+
+
+def test_a_drained_gpu_is_given_up_where_the_number_of_gpus_changes() -> None:
+    cards = changed(1, recovery_action="drain_and_reset")
+    assert chosen(cards, 4, current=[str(card["uuid"]) for card in cards[:2]]) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(

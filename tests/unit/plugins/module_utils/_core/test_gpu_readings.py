@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import types
 import typing as t
 
@@ -208,3 +209,33 @@ def test_names_of_mig_devices_that_mean_nothing_or_too_much_are_refused(devices:
 
 def test_a_lost_gpu_is_recognised_without_its_uuid() -> None:
     assert Reading(Gpu(3, errors=(ReadError("handle", 15, "GPU is lost"),))).key == "3"
+
+
+class Fabric(Nvml):
+    """A binding that can be asked for the fabric, whose state is told for each reading."""
+
+    class c_nvmlGpuFabricInfoV_t(ctypes.Structure):
+        _fields_ = [("state", ctypes.c_ubyte), ("status", ctypes.c_uint)]
+
+    def __init__(self, *states: int) -> None:
+        super().__init__(Device("GPU-0"))
+        self._states = list(states)
+
+    def nvmlDeviceGetGpuFabricInfoV(self, _device: Device, info: t.Any) -> t.Any:
+        self.calls.append("fabric")
+        info._obj.state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        return info
+
+
+def test_the_fabric_is_read_each_time_while_it_is_in_progress_and_seldom_then() -> None:
+    nvml = Fabric(2, 2, 3)
+    one = gpu_readings.TargetReader(nvml, lambda pid: None, lambda path: "")
+    seen = [gpu_readings.fabric_of(one.read()[0].gpu)["state"] for _reading in range(20)]
+    assert seen == ["in_progress", "in_progress", *["completed"] * 18]
+    assert nvml.calls.count("fabric") == 3
+
+
+def test_mig_devices_have_the_fabric_of_their_gpu_and_a_gpu_that_was_not_asked_has_none() -> None:
+    fabrics = [gpu_readings.fabric_of(one.gpu) for one in reader(DIVIDED).read()]
+    assert fabrics == [{"state": None, "status": None, "health": None}] * 4
+    assert gpu_readings.fabric_of(Gpu(0)) == {}

@@ -419,3 +419,61 @@ def test_reaping_is_chosen_by_the_release_and_else_by_whoever_waits(options: dic
     assert gpu_wait.wants_reaping(options, default) is reaps
     with pytest.raises(VllmError, match="reap is 'all'"):
         gpu_wait.wants_reaping({"reap": "all"}, default)
+
+
+# -- the NVLink fabric ---------------------------------------------------------------------------------------------------------
+
+
+def joined(state: str, status: t.Optional[str] = None, free: float = 90, index: int = 0) -> Gpu:
+    """A GPU of an NVSwitch machine."""
+    return gpu(free, index=index)._replace(details={"fabric": {"state": state, "status": status, "health": None}})
+
+
+UP, COMING = joined("completed", "ok"), joined("in_progress")
+
+
+def test_a_fabric_in_progress_is_waited_for_although_all_memory_is_free() -> None:
+    bench = Bench([COMING], [COMING], [UP])
+    result = bench.wait(MIN_70)
+    assert (result.free, result.samples, result.gpus[0]["fabric"]["state"]) == (True, 5, "completed")
+    reason = "its NVLink fabric is not up yet, so CUDA fails with error 802: look at nvidia-fabricmanager.service"
+    assert bench.said[0] == f"waiting for 1 of 1 GPUs: GPU 0: {reason}"
+    assert len(bench.said) == 2
+
+
+def test_a_fabric_that_does_not_come_up_is_the_cause_and_may_be_tried_again() -> None:
+    result = Bench([COMING, gpu(1, index=1, processes=[ENGINE])]).wait(MIN_70)
+    with pytest.raises(VllmError) as caught:
+        gpu_wait.unless_free(result)
+    text = str(caught.value)
+    assert (result.verdict, caught.value.code, gpu_wait.exit_status(caught.value)) == ("held", "gpu_fabric_not_up", 75)
+    assert text.startswith("The NVLink fabric of GPU 0 (0000:00:00.0) was not up after 30 s, so CUDA fails there with error 802")
+    assert "nvidia-fabricmanager.service" in text
+    assert "out of memory" not in text and "not installed" not in text
+
+
+def test_a_fabric_that_failed_is_not_waited_for() -> None:
+    result = Bench([joined("completed", "Unknown Error")]).wait(MIN_70, timeout=600)
+    text = gpu_wait.describe(result)
+    assert (result.verdict, result.waited_seconds) == ("lost", 0.0)
+    assert "failed (GPU 0 (0000:00:00.0): Unknown Error), so CUDA does not start" in text
+    assert "nvidia-fabricmanager.service" in text
+
+
+def test_a_fabric_that_breaks_during_the_wait_ends_it() -> None:
+    held = joined("completed", "ok", free=1)
+    assert Bench([held], [held], [joined("completed", "Invalid State", free=1)]).wait(MIN_70).samples == 3
+
+
+@pytest.mark.parametrize("state", ["not_supported", "not_started", None])
+def test_a_machine_without_a_fabric_does_not_wait_for_one(state: t.Any) -> None:
+    assert Bench([joined(state)]).wait(MIN_70).samples == 3
+
+
+def test_the_fabric_of_others_does_not_matter() -> None:
+    assert Bench([UP, joined("in_progress", index=1)]).wait(MIN_70, targets=["0"]).free
+
+
+def test_one_look_at_a_fabric_in_progress_is_no_failure() -> None:
+    seen = gpu_wait.read_once(Bench([COMING]).memory, [], MIN_70, clock=lambda: 0.0)
+    assert (seen.free, seen.verdict) == (False, "held")
