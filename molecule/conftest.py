@@ -132,13 +132,6 @@ class Operator:
         return answer
 
 
-@pytest.fixture(scope="session")
-def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    inventory = request.config.getoption("ansible_inventory")
-    found = testinfra.get_hosts([request.config.getoption("hosts")], ansible_inventory=inventory)
-    return Operator(inventory, {host.backend.host: host for host in found}, tmp_path_factory.mktemp("operator"))
-
-
 @pytest.fixture
 def unit(host: t.Any) -> Unit:
     return Unit(host)
@@ -147,3 +140,10 @@ def unit(host: t.Any) -> Unit:
 @pytest.fixture
 def units(operator: Operator) -> dict[str, Unit]:
     return {name: Unit(host) for name, host in operator.hosts.items()}
+
+
+@pytest.fixture(scope="session")
+def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    inventory = request.config.getoption("ansible_inventory")
+    found = testinfra.get_hosts([request.config.getoption("hosts")], ansible_inventory=inventory)
+    return Operator(inventory, {host.backend.host: host for host in found}, tmp_path_factory.mktemp("operator"))

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import typing as t
-from pathlib import Path
 
 from . import __version__
 from .core import run_engine_core
@@ -23,7 +22,7 @@ from .memory import Device, visible_devices
 from .model import Model, StartFailure, read_model
 from .options import Options, non_default, parse
 from .processes import Child, start_child
-from .script import Script, count_start, read_script
+from .script import Script, read_script
 from .server import ROUTES, Engine, HttpServer
 
 __all__ = ["main"]
@@ -48,7 +47,7 @@ def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
 
 
 def _serve(options: Options) -> int:
-    script = count_start(read_script(), Path.cwd())
+    script = read_script(counted_in=".")
     log.note("api_utils.py:347", _LOGO.format(version=__version__, model=options.model))
     log.note("api_utils.py:286", f"non-default args: {non_default(options)}")
     try:

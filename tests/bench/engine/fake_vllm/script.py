@@ -9,7 +9,7 @@ import os
 import typing as t
 from pathlib import Path
 
-__all__ = ["Script", "count_start", "read_script"]
+__all__ = ["Script", "read_script"]
 
 VARIABLE = "FAKE_VLLM_SCRIPT"
 
@@ -28,23 +28,23 @@ class Script(t.NamedTuple):
     linger: float = 0.0
 
 
-def read_script(environ: t.Mapping[str, str] = os.environ) -> Script:
+def read_script(environ: t.Mapping[str, str] = os.environ, counted_in: str = "") -> Script:
     """The script named by the environment: words separated by commas, or the path of a file that holds one a line.
 
     A named file that does not exist means that nothing goes wrong, so a test can switch a failure on and off beside a running unit.
+    A start says in which folder it is counted, for crashes that happen a number of times.
     """
     words = environ.get(VARIABLE, "")
-    if not words.startswith("/"):
-        return Script(**dict(_entries(words.split(","))))
-    path = Path(words)
-    return Script(**dict(_entries(path.read_text(encoding="utf-8").splitlines() if path.exists() else [])))
+    entries = _lines(Path(words)) if words.startswith("/") else words.split(",")
+    script = Script(**dict(_entries(entries)))
+    return _count(script, Path(counted_in) / "fake-vllm-crashes") if counted_in and script.crash_times else script
 
 
-def count_start(script: Script, folder: Path) -> Script:
-    """The script of this very start: it crashes no more once ``crash-times`` starts have, which a file in the folder counts."""
-    if not script.crash_times:
-        return script
-    counter = folder / "fake-vllm-crashes"
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _count(script: Script, counter: Path) -> Script:
     crashed = int(counter.read_text()) if counter.exists() else 0
     if crashed >= script.crash_times:
         return script._replace(crash_at_shard=0)
