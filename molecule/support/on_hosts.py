@@ -18,11 +18,11 @@ SHOW_GPUS = "python3 /srv/bench/nvml/fake_nvml.py show"
 
 
 def wait_for(condition: t.Callable[[], t.Any], seconds: float = 120.0) -> None:
-    """Look several times a second until it is so."""
+    """Look again and again until it is so; each look costs a connection."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not so after {seconds:g} s"
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 class Unit:
@@ -61,7 +61,7 @@ class Unit:
 
     def answers(self) -> bool:
         """Whether its main process lives and the server says that it is well."""
-        return self.main_pid != 0 and self.host.run(f'python3 -c "{HEALTH}"').stdout.strip() == "200"
+        return self.host.run(f'python3 -c "{HEALTH}"').stdout.strip() == "200" and self.main_pid != 0
 
     def used_gpus(self) -> list[int]:
         lines = self.host.check_output(SHOW_GPUS).splitlines()
