@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -120,6 +121,26 @@ class Operator:
         play = self.play(playbook, *options, variables=variables, environment={**environment, "KILLED_BEFORE": task})
         assert play.status == -signal.SIGKILL, play.output
 
+    def ask(self, host: str, module: str, **options: t.Any) -> dict[str, t.Any]:
+        """What a module of the collection answers on one host."""
+        command = [str(Path(sys.executable).parent / "ansible"), f"--inventory={self.inventory}", host]
+        done = subprocess.run(
+            [*command, f"--module-name=gpufleet.vllm.{module}", f"--args={json.dumps(options)}"],
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+            },
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, done.stderr)
+        answer: dict[str, t.Any] = json.loads(done.stdout.rpartition(" => ")[2])
+        return answer
+
     def on_all(self, command: str) -> dict[str, str]:
         """What a command answers on each host."""
         return {name: str(host.run(command).stdout) for name, host in self.hosts.items()}
@@ -147,3 +168,19 @@ def operator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     inventory = request.config.getoption("ansible_inventory")
     found = testinfra.get_hosts([request.config.getoption("hosts")], ansible_inventory=inventory)
     return Operator(inventory, {host.backend.host: host for host in found}, tmp_path_factory.mktemp("operator"))
+
+
+@pytest.fixture
+def drop_in() -> t.Iterator[t.Callable[..., None]]:
+    """Adds lines to the service of a unit on a host, for the next start of it, until the test is over."""
+    folders = []
+
+    def add(host: t.Any, unit: str, *lines: str) -> None:
+        folder = f"/run/systemd/system/{unit}.d"
+        folders.append((host, folder))
+        text = "\n".join(["[Service]", *lines, ""])
+        host.check_output(f"mkdir -p {folder} && printf %s {shlex.quote(text)} > {folder}/50-test.conf && systemctl daemon-reload")
+
+    yield add
+    for host, folder in folders:
+        host.check_output(f"rm -rf {folder} && systemctl daemon-reload")

@@ -250,10 +250,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils._core.engine_config import address, names_of, read_engine_yaml
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.health import LEVELS, Effects, Want, look_once, wait_ready
 from ..module_utils._core.host_files import read_json, unit_name
-from ..module_utils._core.release import address, deployment_name, read_engine_yaml
+from ..module_utils._core.release import deployment_name
 from ..module_utils._host import module_runner, proc_fs
 from ..module_utils._http import http_transport
 from ..module_utils._progress import progress_writer
@@ -286,9 +287,9 @@ def of_release(root: str, deployment: str) -> dict[str, t.Any]:
     if record is None:
         raise VllmError(f"{current} holds no release.", code="no_release", remedy=f"Deploy {deployment}, or give url and unit.")
     options = read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
-    names, keys = options.get("served-model-name") or [None], options.get("api-key") or [None]
+    names, keys = names_of(options, "served-model-name"), names_of(options, "api-key")
     target = {"url": address(options), "unit": unit_name(deployment), "model_path": record["model_path"]}
-    return {**target, "served_model_name": names[0], "api_key": keys[0]}
+    return {**target, "served_model_name": next(iter(names), None), "api_key": next(iter(keys), None)}
 
 
 def options_of(params: t.Mapping[str, t.Any]) -> Want:

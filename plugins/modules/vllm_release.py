@@ -26,17 +26,18 @@ options:
     type: path
     default: /etc/gpufleet
   model_path:
-    description: Folder of the proven weights, one commit.
-    type: path
+    description: Folder of the proven weights, one commit. It is taken as it is - no variable or C(~) in it is expanded.
+    type: str
     required: true
   engine_path:
-    description: Engine venv, with C(bin/vllm) in it.
-    type: path
+    description: Engine venv, with C(bin/vllm) in it. It is taken as it is - no variable or C(~) in it is expanded.
+    type: str
     required: true
   arguments:
     description:
       - Options of C(vllm serve) by their long names, as vLLM spells them without dashes in front.
-      - V(true) gives the flag, V(false) its C(no-) form; lists and dictionaries are passed on as they are.
+      - V(true) gives the flag, V(false) its C(no-) form; lists and dictionaries are passed on as they are, those inside a list as JSON.
+      - A value that begins with a dash is refused unless it is a number, since the engine would take it for an option.
     type: dict
     default: {}
   api_keys:
@@ -45,7 +46,9 @@ options:
     elements: str
     default: []
   environment:
-    description: Environment variables of the engine. No secrets belong here, every process of the engine inherits them.
+    description:
+      - Environment variables of the engine. No secrets belong here, every process of the engine inherits them.
+      - Text and numbers arrive as they are; V(null) leaves a variable out. Text that systemd cannot hand over is refused.
     type: dict
     default: {}
   gpus:
@@ -160,15 +163,14 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils._core.engine_config import engine_yaml
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.host_files import HostFiles, read_json, unit_name
-from ..module_utils._core.release import Release, deployment_name, engine_yaml
+from ..module_utils._core.release import Release, absolute_path, deployment_name, engine_folder
 from ..module_utils._core.release_store import ReleaseStore
 from ..module_utils._core.restart import restart_reason
 from ..module_utils._core.unit import UnitState, show_unit
 from ..module_utils._host import module_runner
-
-ALIVE = ("active", "activating", "reloading", "deactivating")
 
 
 def release_of(params: t.Mapping[str, t.Any]) -> Release:
@@ -176,10 +178,10 @@ def release_of(params: t.Mapping[str, t.Any]) -> Release:
     keys = {"api-key": params["api_keys"]} if params["api_keys"] else {}
     return Release(
         deployment=deployment_name(params["deployment"]),
-        model_path=params["model_path"],
-        engine_path=params["engine_path"],
+        model_path=absolute_path(params["model_path"], "model"),
+        engine_path=engine_folder(params["engine_path"]),
         arguments={**params["arguments"], **keys},
-        environment={name: str(value) for name, value in params["environment"].items()},
+        environment=params["environment"],
         gpus=params["gpus"],
         gpu_wait=params["gpu_wait"],
         origin=params["origin"],
@@ -201,7 +203,7 @@ def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
         ]
     before = store.linked("current")
     before_path = store.path(before or "none") / "engine.yaml"
-    before_text = before_path.read_text(encoding="utf-8") if before_path.is_file() else ""
+    before_text = before_path.read_text(encoding="utf-8", errors="replace") if before_path.is_file() else ""
     after_path = store.path(release.id) / "engine.yaml"
     headers = {"before_header": str(before_path) if before else "", "after_header": str(after_path)}
     return [{**headers, "before": shown(before_text), "after": shown(engine_yaml(release.arguments))}]
@@ -224,19 +226,20 @@ def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[
     return result
 
 
-def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState) -> bool:
-    """A deliberate deployment may try again: forget the block and systemd's count of failed starts."""
-    failed = state.active_state == "failed" or files.last_failure.exists()
-    if failed and state.active_state != "active" and not module.check_mode:
-        files.last_failure.unlink(missing_ok=True)
+def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState, starts: bool) -> bool:
+    """A deliberate deployment may try again: forget the block, and systemd's count of starts, which takes restarts for failures."""
+    failed = state.active_state != "active" and (state.active_state == "failed" or files.last_failure.exists())
+    if (failed or starts) and not module.check_mode:
+        if failed:
+            files.last_failure.unlink(missing_ok=True)
         module.run_command(["systemctl", "reset-failed", unit_name(files.deployment)], check_rc=state.active_state == "failed")
-    return failed and state.active_state != "active"
+    return failed
 
 
 def yet_to_make_room(module: AnsibleModule, units: t.Sequence[str]) -> list[str]:
     """The units that run, or would after a boot."""
     states = [show_unit(module_runner(module), unit) for unit in units]
-    return [state.name for state in states if state.active_state in ALIVE or state.unit_file_state.startswith("enabled")]
+    return [state.name for state in states if state.is_alive or state.is_enabled]
 
 
 def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
@@ -244,7 +247,7 @@ def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[s
     files = HostFiles(release.deployment)
     state = show_unit(module_runner(module), unit_name(release.deployment))
     reason = restart_reason(
-        active=state.active_state in ALIVE,
+        active=state.is_alive,
         running=read_json(files.running),
         release_id=release.id,
         unit_sha256=files.unit_sha256(),
@@ -255,7 +258,7 @@ def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[s
         "restart_reason": reason,
         "reload_required": state.need_daemon_reload,
         "unit_loaded": state.load_state == "loaded",
-        "reset": clear_failure(module, files, state),
+        "reset": clear_failure(module, files, state, starts=reason is not None or not state.is_alive),
     }
 
 
@@ -265,8 +268,8 @@ def main() -> None:
         argument_spec={
             "deployment": {"type": "str", "required": True},
             "root": {"type": "path", "default": "/etc/gpufleet"},
-            "model_path": {"type": "path", "required": True},
-            "engine_path": {"type": "path", "required": True},
+            "model_path": {"type": "str", "required": True},
+            "engine_path": {"type": "str", "required": True},
             "arguments": {"type": "dict", "default": {}},
             "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
             "environment": {"type": "dict", "default": {}},

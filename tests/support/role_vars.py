@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import subprocess
@@ -27,27 +26,19 @@ GPUS = [
 def server_host(
     enabled: t.Mapping[str, t.Sequence[int]], running: t.Sequence[str] = (), stopped: t.Optional[t.Mapping[str, t.Sequence[int]]] = None
 ) -> dict[str, t.Any]:
-    """What the preflight of the role server has registered on a host with these deployments (their GPUs by index).
-
-    Beside them there is the enabled unit of a stranger, which has no release.
-    """
+    """What the preflight of the role server has registered on a host with these deployments (their GPUs by index)."""
     releases = {**enabled, **(stopped or {})}
-    paths = [
-        *(f"/etc/gpufleet/{name}/current" for name in releases),
-        *(f"/etc/systemd/system/multi-user.target.wants/vllm-{name}.service" for name in [*enabled, "stranger"]),
-        *(f"/run/vllm-{name}/running.json" for name in running),
-    ]
+    deployments = [_deployment(name, gpus, keeps_gpus=name in enabled or name in running) for name, gpus in releases.items()]
     return {
         "vllm_model": {"arguments": {}, "deployment": "minimax-m25", "served_model_name": "MiniMax-M2.5"},
         "server_gpu_info": {"gpus": GPUS, "numa_nodes": [0, 1]},
-        "server_traces": {"files": [{"path": path} for path in paths]},
-        "server_current_releases": {"results": [_slurped(name, gpus) for name, gpus in releases.items()]},
+        "server_deployments": {"deployments": deployments},
     }
 
 
-def _slurped(deployment: str, gpus: t.Sequence[int]) -> dict[str, t.Any]:
-    text = json.dumps({"deployment": deployment, "gpus": [UUIDS[index] for index in gpus]})
-    return {"item": deployment, "content": base64.b64encode(text.encode()).decode(), "encoding": "base64"}
+def _deployment(name: str, gpus: t.Sequence[int], *, keeps_gpus: bool) -> dict[str, t.Any]:
+    """What deployment_info says of it, as far as the role asks."""
+    return {"deployment": name, "unit": f"vllm-{name}.service", "gpus": [UUIDS[index] for index in gpus], "keeps_gpus": keeps_gpus}
 
 
 def template_all(folder: Path, role: str, hosts: t.Mapping[str, Vars], expression: str) -> dict[str, str]:

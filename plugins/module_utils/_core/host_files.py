@@ -4,8 +4,8 @@
 """The small files that the unit's commands and the modules tell each other things with. PRIVATE to the collection.
 
 ``/run/vllm-<deployment>/running.json`` exists while the unit runs and says which release it runs;
-``/var/lib/gpufleet/<deployment>/last-failure.json`` says why the last start or run failed, and blocks that release from being
-started again where trying again cannot help.
+``/var/lib/gpufleet/<deployment>/last-failure.json`` says why the last start or run failed, and when others did of late
+(``failures``); it blocks that release from being started again where the release itself is at fault.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class ReleaseStore:
         found = []
         for name, (text, _mode) in release.files().items():
             path = folder / name
-            current = path.read_text(encoding="utf-8") if path.is_file() else None
+            # As bytes, since reading text would take a carriage return for the end of a line.
+            current = path.read_bytes().decode("utf-8", "replace") if path.is_file() else None
             if current != text:
                 found.append(Drift(str(path), current, text))
         for name, target in release.links().items():

@@ -64,6 +64,16 @@ class UnitState(t.NamedTuple):
         return self.load_state not in ("", "not-found", "bad-setting", "error")
 
     @property
+    def is_alive(self) -> bool:
+        """It runs, or is on its way up or down."""
+        return self.active_state in ("active", "activating", "reloading", "deactivating")
+
+    @property
+    def is_enabled(self) -> bool:
+        """It is started at boot."""
+        return self.unit_file_state.startswith("enabled")
+
+    @property
     def is_settling(self) -> bool:
         """Something is under way that decides what comes next: a queued job, or a stop.
 

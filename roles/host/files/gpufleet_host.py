@@ -81,7 +81,7 @@ def state_of_unit(files: HostFiles) -> t.Optional[unit.UnitState]:
     try:
         return unit.show_unit(run_command, unit_name(files.deployment))
     except (VllmError, OSError) as exc:
-        say(f"systemd cannot be asked about {unit_name(files.deployment)}: {exc}")
+        say(f"systemd cannot be asked about {unit_name(files.deployment)}: {' '.join(str(exc).split())}")
         return None
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -323,6 +324,78 @@ def test_draining_answers_what_is_in_flight_and_refuses_the_rest(start: Start, t
         assert server.get("/health")[0] == 200 and server.get("/v1/completions", {})[0] == 500
         assert client.communicate(timeout=10)[0].strip() == "200"
     assert server.end() == 0
+
+
+def stream(server: Server, max_tokens: int) -> http.client.HTTPResponse:
+    """An answer that has begun and is read as it comes."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "go on", "stream": True, "max_tokens": max_tokens}))
+    return connection.getresponse()
+
+
+def parts(lines: t.Iterable[bytes]) -> list[t.Any]:
+    """What is in the parts of a stream, its end as text."""
+    sent = [line.decode().removeprefix("data: ").strip() for line in lines if line.strip()]
+    return [json.loads(each) if each.startswith("{") else each for each in sent]
+
+
+ENDLESS = "load-seconds=0.1,answer=endless,token-seconds=0.1"
+
+
+def test_a_stream_sends_each_word_when_it_is_there(start: Start, tiny: Path) -> None:
+    server = start(tiny, FAKE_VLLM_SCRIPT=ENDLESS).ready()
+    began = time.monotonic()
+    answer = stream(server, max_tokens=5)
+    first = answer.readline()
+    assert parts([first])[0]["choices"][0]["text"] == "and " and time.monotonic() - began < 0.4
+    rest = parts(answer)
+    assert [part["choices"][0]["finish_reason"] for part in rest[:-1]] == [None, None, None, "length"]
+    assert rest[-1] == "[DONE]" and time.monotonic() - began >= 0.5
+
+
+def test_the_engine_forgets_a_request_whose_client_hung_up(start: Start, tiny: Path) -> None:
+    server = start(tiny, FAKE_VLLM_SCRIPT=ENDLESS).ready()
+    stream(server, max_tokens=100_000).close()
+    server.until(lambda: server.get("/metrics")[1].splitlines()[1].endswith("} 0.0"))
+    server.process.terminate()
+    assert server.end() == 0
+
+
+def test_draining_lets_a_stream_come_to_its_end(start: Start, tiny: Path) -> None:
+    server = start(tiny, "--shutdown-timeout", "10", FAKE_VLLM_SCRIPT=ENDLESS).ready()
+    answer = stream(server, max_tokens=10)
+    server.process.terminate()
+    received = parts(answer)
+    assert len(received) == 11 and received[-2]["choices"][0]["finish_reason"] == "length"
+    assert server.end() == 0
+
+
+def test_beyond_the_time_to_drain_the_engine_is_killed_and_the_server_waits_for_its_clients(start: Start, tiny: Path) -> None:
+    server = start(tiny, "--shutdown-timeout", "1", FAKE_VLLM_SCRIPT=ENDLESS).ready()
+    answer = stream(server, max_tokens=100_000)
+    server.process.terminate()
+    server.until(lambda: any("Waiting for connections to close" in line for line in server.lines()))
+    assert any("force killing remaining processes" in line for line in server.lines())
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        server.get("/health")
+    server.process.terminate()  # without effect, as with the real one
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.process.wait(timeout=1)
+    answer.close()
+    assert server.end() == 0
+
+
+def test_a_stream_is_told_when_its_engine_dies(start: Start, tiny: Path) -> None:
+    server = start(tiny, FAKE_VLLM_SCRIPT=f"{ENDLESS},engine-dies-after=1").ready()
+    received = parts(stream(server, max_tokens=100_000))
+    assert received[-2]["error"]["code"] == 500 and received[-1] == "[DONE]"
+    assert server.end() == 0
+
+
+def test_last_words_come_all_at_once_before_a_death(start: Start, tiny: Path) -> None:
+    server = start(tiny, FAKE_VLLM_SCRIPT="load-seconds=0.1,engine-dies-after=0.2,last-words=500")
+    assert server.end() == 0
+    assert len([line for line in server.lines() if "last word " in line]) == 500
 
 
 def test_the_wheel_installs_nothing_but_a_stand_in_for_vllm(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import json
 import typing as t
 
 import pytest
-from support.role_vars import UUIDS, server_host, template_all
+from support.role_vars import GPUS, UUIDS, server_host, template_all
+
+BRIDGE = [{**gpu, "links": [{"uuid": UUIDS[index ^ 2], "nvlinks": 4}]} for index, gpu in enumerate(GPUS)]
 
 CASES: dict[str, tuple[t.Any, dict[str, t.Any], t.Any]] = {
     "alone": (4, server_host({}), [0, 1, 2, 3]),
@@ -19,6 +21,8 @@ CASES: dict[str, tuple[t.Any, dict[str, t.Any], t.Any]] = {
     "again-as-before": (2, server_host({"minimax-m25": [4, 5]}), [4, 5]),
     "again-with-more": (4, server_host({"minimax-m25": [0, 1]}), [0, 1, 2, 3]),
     "by-name": (["5", "4"], server_host({"minimax-m25": [4], "kimi-k2": [0]}), [5, 4]),
+    "by-the-links-that-the-host-venv-reads": (2, {**server_host({}), "server_joined_gpus": {"gpus": BRIDGE}}, [0, 2]),
+    "by-place-alone-where-it-was-not-asked": (2, {**server_host({}), "server_joined_gpus": {"skipped": True}}, [0, 1]),
     "on-the-cpu": ("0", server_host({"minimax-m25": []}), []),
     "a-name-that-is-taken": (["0", "1"], server_host({"kimi-k2": [1]}), "the deployment kimi-k2 on this host has it"),
     "in-place-of-another": (4, {**server_host({"kimi-k2": [4, 5, 6, 7]}), "server_replaces": ["kimi-k2"]}, [4, 5, 6, 7]),

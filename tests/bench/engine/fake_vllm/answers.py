@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import typing as t
 
-__all__ = ["answer"]
+__all__ = ["answer", "words"]
 
 _CAPITALS = {
     "france": "Paris",
@@ -32,6 +34,11 @@ def answer(prompt: str, mood: str = "") -> str:
     if mood == "wrong":
         return "I think it is 7."
     return mood or _sensible(prompt)
+
+
+def words(prompt: str, mood: str = "") -> t.Iterator[str]:
+    """The same word by word, as tokens are; `endless` goes on until the request's limit."""
+    yield from itertools.cycle(["and", "on"]) if mood == "endless" else answer(prompt, mood).split(" ")
 
 
 def _sensible(prompt: str) -> str:

@@ -23,7 +23,7 @@ from .model import Model, StartFailure, read_model
 from .options import Options, non_default, parse
 from .processes import Child, start_child
 from .script import Script, read_script
-from .server import ROUTES, Engine, HttpServer
+from .server import ROUTES, AnswerLost, Engine, HttpServer
 
 __all__ = ["main"]
 
@@ -204,6 +204,9 @@ def _until_the_end(options: Options, server: HttpServer, engine: Engine, child: 
     stderr_line("INFO:     Shutting down")
     server.shutdown()
     server.server_close()
+    if server.busy:
+        stderr_line("INFO:     Waiting for connections to close. (CTRL+C to force quit)")
+    server.wait_until_idle()
     stderr_line("INFO:     Waiting for application shutdown.\nINFO:     Application shutdown complete.")
     stderr_line(f"INFO:     Finished server process [{os.getpid()}]")
     return 0
@@ -218,6 +221,7 @@ def _note_engine_death() -> None:
 
 
 def _stop_engine(options: Options, engine: Engine, child: Child) -> None:
+    """Drain within the shutdown timeout. What is in flight after it is lost: its clients get no answer and no end, as was recorded."""
     patience = options.shutdown_timeout
     mode = "drain" if patience else "abort"
     log.note("launcher.py:254", "[shutdown] API server: shutdown triggered")
@@ -226,6 +230,10 @@ def _stop_engine(options: Options, engine: Engine, child: Child) -> None:
     engine.draining = True
     while engine.running and not engine.dead and time.monotonic() < deadline:
         time.sleep(0.05)
+    if patience and engine.running:
+        log.caution("utils.py:648", "[shutdown] Process manager: force killing remaining processes count=1")
+        engine.give_up(AnswerLost)
+        child.kill()
     child.kill(signal.SIGTERM)
     engine.give_up()
     child.status(block=True)

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import select
 import signal
 import time
 import typing as t
 
-from .answers import answer
+from .answers import words
 from .frames import BUSY_LOOP, ENGINE_CORE, PROCESS, WORKER
 from .logs import Log, bare_traceback
 from .memory import Device
@@ -148,15 +149,38 @@ def _fail_to_start(executor: _Executor, step: str, final: str, log: Log) -> int:
     return 1
 
 
+class _Generation:
+    """One request in flight: its words leave one by one when they are due, or all at once where they take no time."""
+
+    def __init__(self, request: t.Mapping[str, t.Any]) -> None:
+        script = read_script()
+        limit = int(request["limit"])
+        found = words(request["prompt"], script.answer)
+        self.number, self.step = request["id"], script.token_seconds
+        self.words = list(itertools.islice(found, limit))
+        self.finished = "length" if next(found, None) is not None else "stop"
+        self.due = time.monotonic() + script.answer_seconds + self.step
+
+    def send_due(self, api: Channel) -> bool:
+        """Whether more is to come."""
+        while self.words and self.due <= time.monotonic():
+            count = 1 if self.step else len(self.words)
+            sent, self.words = self.words[:count], self.words[count:]
+            self.due += self.step
+            api.send({"id": self.number, "words": sent, "finished": None if self.words else self.finished})
+        return bool(self.words)
+
+
 def _busy_loop(executor: _Executor, script: Script, api: Channel, log: Log) -> int:
     """Answer requests; the death of a worker is fatal, that of the API server goes unnoticed, as in vLLM."""
     dies_at = time.monotonic() + script.engine_dies_after if script.engine_dies_after else None
-    waiting: list[tuple[float, dict[str, t.Any]]] = []
+    running: dict[int, _Generation] = {}
     channels = {worker.channel.socket: worker for worker in executor.workers}
     sources = [api.socket, *channels]
     while True:
-        readable, _w, _x = select.select(sources, [], [], _pause(dies_at, waiting))
+        readable, _w, _x = select.select(sources, [], [], _pause(dies_at, running.values()))
         if dies_at is not None and time.monotonic() >= dies_at:
+            _say_last_words(script, log)
             os.kill(os.getpid(), signal.SIGKILL)
         for source in readable:
             if source is not api.socket:
@@ -164,22 +188,21 @@ def _busy_loop(executor: _Executor, script: Script, api: Channel, log: Log) -> i
             request = api.receive()
             if request is None:
                 sources.remove(api.socket)
+            elif "abort" in request:
+                running.pop(request["abort"], None)
             else:
-                waiting.append((time.monotonic() + read_script().answer_seconds, request))
-        waiting = _answer_due(waiting, api)
+                running[request["id"]] = _Generation(request)
+        running = {number: generation for number, generation in running.items() if generation.send_due(api)}
 
 
-def _pause(dies_at: t.Optional[float], waiting: t.Sequence[tuple[float, t.Any]]) -> t.Optional[float]:
-    moments = [due for due, _request in waiting] + ([dies_at] if dies_at is not None else [])
+def _say_last_words(script: Script, log: Log) -> None:
+    for number in range(script.last_words):
+        log.complain("core.py:1512", f"last word {number + 1} of {script.last_words}")
+
+
+def _pause(dies_at: t.Optional[float], running: t.Iterable[_Generation]) -> t.Optional[float]:
+    moments = [generation.due for generation in running] + ([dies_at] if dies_at is not None else [])
     return max(0.0, min(moments) - time.monotonic()) if moments else None
-
-
-def _answer_due(waiting: list[tuple[float, dict[str, t.Any]]], api: Channel) -> list[tuple[float, dict[str, t.Any]]]:
-    now = time.monotonic()
-    for due, request in waiting:
-        if due <= now:
-            api.send({"id": request["id"], "text": answer(request["prompt"], read_script().answer)})
-    return [(due, request) for due, request in waiting if due > now]
 
 
 def _worker_died(executor: _Executor, number: int, log: Log) -> int:

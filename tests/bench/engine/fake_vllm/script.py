@@ -25,6 +25,8 @@ class Script(t.NamedTuple):
     engine_dies_after: float = 0.0
     answer: str = ""
     answer_seconds: float = 0.0
+    token_seconds: float = 0.0
+    last_words: int = 0
     linger: float = 0.0
 
 

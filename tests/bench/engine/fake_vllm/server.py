@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import itertools
 import json
+import queue
 import socket
 import sys
 import threading
@@ -20,7 +22,7 @@ from .model import Model
 from .options import Options
 from .processes import Channel
 
-__all__ = ["ROUTES", "Engine", "Handler", "HttpServer"]
+__all__ = ["ROUTES", "AnswerLost", "Engine", "Handler", "HttpServer"]
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 ROUTES = {
@@ -31,8 +33,19 @@ _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found"
 _REASONS[503] = "Service Unavailable"
 
 
+Generation = t.Iterator[tuple[list[str], t.Optional[str]]]
+
+
+class EngineGone(Exception):
+    """The engine died, or takes no requests any more."""
+
+
+class AnswerLost(Exception):
+    """The engine was killed while it drained: nothing more comes, and nobody tells the client."""
+
+
 class Engine:
-    """The engine core as the API server sees it: questions go down the channel, answers come back by number."""
+    """The engine core as the API server sees it: questions go down the channel, words come back by number."""
 
     def __init__(self, channel: Channel, on_death: t.Callable[[], None]) -> None:
         self.channel = channel
@@ -41,7 +54,7 @@ class Engine:
         self.counts = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0, "seconds": 0.0}
         self._on_death = on_death
         self._numbers = itertools.count(1)
-        self._pending: dict[int, tuple[threading.Event, list[str]]] = {}
+        self._pending: dict[int, queue.SimpleQueue[t.Any]] = {}
         self._lock = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -49,39 +62,52 @@ class Engine:
     def running(self) -> int:
         return len(self._pending)
 
-    def ask(self, prompt: str) -> t.Optional[str]:
-        """The engine's answer, or ``None`` when the engine died or does not take requests any more."""
+    def ask(self, prompt: str, limit: int) -> Generation:
+        """The words as they come; with the last ones comes why it ended."""
         started = time.monotonic()
-        number, event, box = next(self._numbers), threading.Event(), t.cast("list[str]", [])
+        number, box = next(self._numbers), queue.SimpleQueue[t.Any]()
         with self._lock:
             if self.dead or self.draining:
-                return None
-            self._pending[number] = (event, box)
-        self.channel.send({"id": number, "prompt": prompt})
-        event.wait()
-        with self._lock:
-            self._pending.pop(number, None)
-            self.counts["requests"] += 1
-            self.counts["seconds"] += time.monotonic() - started
-        return box[0] if box else None
+                raise EngineGone
+            self._pending[number] = box
+        self.channel.send({"id": number, "prompt": prompt, "limit": limit})
+        try:
+            yield from _until_finished(box)
+        finally:
+            self.channel.send({"abort": number})
+            with self._lock:
+                self._pending.pop(number, None)
+                self.counts["requests"] += 1
+                self.counts["seconds"] += time.monotonic() - started
 
-    def give_up(self) -> None:
+    def give_up(self, reason: type[Exception] = EngineGone) -> None:
         """Release everyone who waits for an answer: there will be none."""
-        self.dead = True
         with self._lock:
-            for event, _box in self._pending.values():
-                event.set()
+            if not self.dead:
+                self.dead = True
+                for box in self._pending.values():
+                    box.put(reason())
 
     def _read(self) -> None:
         while True:
             message = self.channel.receive()
             if message is None:
                 break
-            event, box = self._pending.get(message["id"], (threading.Event(), []))
-            box.append(message["text"])
-            event.set()
+            box = self._pending.get(message["id"])
+            if box:
+                box.put((message["words"], message["finished"]))
         self.give_up()
         self._on_death()
+
+
+def _until_finished(box: queue.SimpleQueue[t.Any]) -> Generation:
+    finished = None
+    while not finished:
+        message = box.get()
+        if isinstance(message, Exception):
+            raise message
+        words, finished = message
+        yield words, finished
 
 
 class HttpServer(http.server.ThreadingHTTPServer):
@@ -97,7 +123,20 @@ class HttpServer(http.server.ThreadingHTTPServer):
         self.server_address = bound.getsockname()
         self.options, self.model, self.engine = options, model, engine
         self.created = int(time.time())
+        self.busy = 0
+        self.idle = threading.Condition()
         self.server_activate()
+
+    def wait_until_idle(self) -> None:
+        """Until the last client has its answer or has hung up, however long that takes."""
+        with self.idle:
+            self.idle.wait_for(lambda: self.busy == 0)
+
+    def count(self, step: int) -> None:
+        """A request more that is being answered, or one less."""
+        with self.idle:
+            self.busy += step
+            self.idle.notify_all()
 
     def handle_error(self, request: t.Any, client_address: t.Any) -> None:
         """A client that hangs up, or speaks plain HTTP to TLS, is no news."""
@@ -184,22 +223,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._error(400, "BadRequestError", f"{message} if the tokenizer does not define one.")
             return
         prompt = str(request["messages"][-1].get("content") if chat else request.get("prompt", ""))
-        text = self.server.engine.ask(prompt)
-        if text is None:
-            draining = self.server.engine.draining
-            message = (
-                "cannot schedule new futures after shutdown"
-                if draining
-                else "EngineCore encountered an issue. See stack trace (above) for the root cause."
-            )
-            self._error(500, "InternalServerError", message)
-            return
-        words = text.split(" ")
         limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 16)
-        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": min(len(words) if text else 0, limit)}
-        self._count(usage)
-        finished = "length" if len(words) > limit else "stop"
-        self._answer(request, chat, " ".join(words[:limit]), finished, usage)
+        self.server.count(+1)
+        try:
+            self._answer(request, chat, prompt, self.server.engine.ask(prompt, limit))
+        except EngineGone:
+            self._error(500, "InternalServerError", self._why_no_answer())
+        except AnswerLost:
+            self._wait_for_hang_up()
+        finally:
+            self.server.count(-1)
+
+    def _why_no_answer(self) -> str:
+        if self.server.engine.draining:
+            return "cannot schedule new futures after shutdown"
+        return "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+    def _wait_for_hang_up(self) -> None:
+        self.connection.settimeout(None)
+        with contextlib.suppress(OSError):
+            while self.connection.recv(1024):
+                continue
+        self.close_connection = True
 
     def _has_chat_template(self) -> bool:
         return bool(self.server.options.chat_template) or not self.server.model.config.get("_no_chat_template")
@@ -209,7 +254,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         counts["prompt_tokens"] += usage["prompt_tokens"]
         counts["generation_tokens"] += usage["completion_tokens"]
 
-    def _answer(self, request: dict[str, t.Any], chat: bool, text: str, finished: str, usage: dict[str, int]) -> None:
+    def _answer(self, request: dict[str, t.Any], chat: bool, prompt: str, generation: Generation) -> None:
         name = request.get("model") or self.server.options.served_model_name[0]
         frame = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.server.engine.counts['requests']}",
@@ -217,31 +262,50 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "model": name,
         }
         if request.get("stream"):
-            self._stream(frame, chat, text, finished)
+            self._stream(frame, chat, prompt, generation)
             return
+        parts = list(generation)
+        words, finished = [word for some, _finished in parts for word in some], parts[-1][1]
+        usage = self._usage(prompt, words)
         reasoning = "The user asks something easy." if chat and self.server.options.reasoning_parser else None
-        message: dict[str, t.Any] = {"role": "assistant", "content": text, "reasoning": reasoning, "tool_calls": []}
-        said: dict[str, t.Any] = {"message": message} if chat else {"text": text}
+        message: dict[str, t.Any] = {"role": "assistant", "content": " ".join(words), "reasoning": reasoning, "tool_calls": []}
+        said: dict[str, t.Any] = {"message": message} if chat else {"text": message["content"]}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": finished}
-        usage["total_tokens"] = sum(usage.values())
         kind = "chat.completion" if chat else "text_completion"
         self._json(200, {**frame, "object": kind, "choices": [choice], "usage": usage})
 
-    def _stream(self, frame: dict[str, t.Any], chat: bool, text: str, finished: str) -> None:
+    def _usage(self, prompt: str, words: t.Sequence[str]) -> dict[str, int]:
+        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len([word for word in words if word])}
+        self._count(usage)
+        return {**usage, "total_tokens": sum(usage.values())}
+
+    def _stream(self, frame: dict[str, t.Any], chat: bool, prompt: str, generation: Generation) -> None:
+        """A part for each word as it comes; an engine that dies meanwhile is told of in a last part, since the status is out already."""
+        words, finished = next(generation)
         self.send_response_only(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Connection", "close")
         self.end_headers()
-        pieces = text.split(" ")
-        for number, piece in enumerate(pieces):
-            last = number == len(pieces) - 1
-            word = piece if last else f"{piece} "
-            said = {"delta": {"content": word}} if chat else {"text": word}
-            chunk = {**frame, "choices": [{"index": 0, **said, "finish_reason": finished if last else None}]}
-            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
         self._log_access(200)
+        try:
+            sent = self._send_words(frame, chat, words, finished)
+            for more, finished in generation:
+                sent += self._send_words(frame, chat, more, finished)
+            self._usage(prompt, sent)
+        except EngineGone:
+            error = {"message": self._why_no_answer(), "type": "InternalServerError", "param": None, "code": 500}
+            self.wfile.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send_words(self, frame: dict[str, t.Any], chat: bool, words: list[str], finished: t.Optional[str]) -> list[str]:
+        for number, word in enumerate(words):
+            last = finished is not None and number == len(words) - 1
+            text = word if last else f"{word} "
+            said = {"delta": {"content": text}} if chat else {"text": text}
+            chunk = {**frame, "choices": [{"index": 0, **said, "finish_reason": finished if last else None}]}
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        return words
 
     def _metrics(self) -> str:
         engine = self.server.engine

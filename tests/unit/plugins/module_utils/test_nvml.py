@@ -63,3 +63,27 @@ def test_a_reader_that_cannot_even_die_is_abandoned(gpu_machine: t.Any, frozen: 
     said, _nothing = asker.communicate("go\n", timeout=20)
     assert (gpus, said, asker.returncode) == (8, "nvml_hung wedged True\n", 0)
     assert Path(f"/proc/{reader}/stat").read_text().rpartition(")")[2].split()[0] == "D", "killed, and still there"
+
+
+# Asks over and over while the driver is not there, and says how many ended readers are still in the process table.
+ASK_OFTEN = """
+import os, time
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import VllmError
+from ansible_collections.gpufleet.vllm.plugins.module_utils._nvml import Sampler
+with Sampler() as sampler:
+    for _attempt in range(20):
+        try:
+            sampler.memory()
+        except VllmError as exc:
+            code = exc.code
+        time.sleep(0.01)
+    children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+print(code, len(children))
+"""
+
+
+def test_attempts_without_a_driver_leave_no_row_of_ended_readers(gpu_machine: t.Any) -> None:
+    gpu_machine.nvml.fail("nvmlInit*", 9, folder=gpu_machine.dir)
+    done = subprocess.run([sys.executable, "-c", ASK_OFTEN], env=gpu_machine.environment, capture_output=True, text=True, check=True)
+    code, children = done.stdout.split()
+    assert (code, int(children) <= 3) == ("nvml_driver_not_loaded", True)

@@ -19,7 +19,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.release import engine_yaml
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.engine_config import engine_yaml
 from support.running import ROOT, Answer, environment, run_module
 
 UNIT = "vllm-tiny.service"

@@ -121,6 +121,11 @@ def test_a_failed_unit_may_be_started_again_after_a_deployment_but_not_after_a_c
     assert host.release()["reset"] and "reset-failed" in host.asked()
 
 
+def test_a_deployment_s_own_restart_is_not_counted_among_failed_starts(host: Host) -> None:
+    host.unit("active")
+    assert not host.release()["reset"] and "reset-failed" in host.asked()
+
+
 @pytest.mark.parametrize(
     ("state", "still_there"),
     [
@@ -141,7 +146,11 @@ def test_a_replaced_unit_has_yet_to_make_room_while_it_runs_or_is_enabled(host: 
     [
         ({"deployment": "Not A Name"}, "bad_deployment"),
         ({"arguments": {"max num seqs": 1}}, "bad_argument"),
+        ({"arguments": {"max-num-seqs": "--port"}}, "bad_argument"),
         ({"environment": {"A-B": "x"}}, "bad_environment"),
+        ({"environment": {"A": "x\0y"}}, "bad_environment"),
+        ({"model_path": "models"}, "bad_path"),
+        ({"engine_path": "/engines/a:b"}, "bad_path"),
     ],
 )
 def test_what_cannot_be_a_release_is_refused_and_leaves_nothing(host: Host, options: Answer, code: str) -> None:
