@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """For every scenario's testinfra tests.
 
-A failed test shows what the hosts' model servers wrote to the journal. The fixture `operator` runs playbooks as an operator does.
+A failed test shows what the hosts' model servers wrote to the journal. The fixture `operator` runs playbooks as an operator does;
+`unit` is the deployment's unit on one host, `units` has them all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ import testinfra
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "molecule" / "support"))
+
+from on_hosts import Unit  # noqa: E402
+
 JOURNAL = "journalctl --no-pager --output=short-precise --lines=60 --unit='vllm-*.service'"
 UNITS = "systemctl --no-pager --no-legend --plain --all list-units 'vllm-*.service'"
 Variables = t.Mapping[str, t.Any]
@@ -146,6 +151,16 @@ class Operator:
         host = next(iter(self.hosts.values()))
         answer: dict[str, t.Any] = json.loads(host.check_output(f'python3 -c "{code}" %s', json.dumps(order)))
         return answer
+
+
+@pytest.fixture
+def unit(host: t.Any) -> Unit:
+    return Unit(host)
+
+
+@pytest.fixture
+def units(operator: Operator) -> dict[str, Unit]:
+    return {name: Unit(host) for name, host in operator.hosts.items()}
 
 
 @pytest.fixture(scope="session")

@@ -3,52 +3,39 @@
 
 from __future__ import annotations
 
-import json
-import typing as t
-
-UNIT = "vllm-minimax-m25.service"
+from on_hosts import Unit
 
 
-def journal(host: t.Any) -> str:
-    with host.sudo():
-        return str(host.check_output(f"journalctl --no-pager --output=cat --unit={UNIT}"))
+def test_the_corrected_deployment_serves_on_every_host(unit: Unit) -> None:
+    assert unit.answers()
+    assert unit.shown("UnitFileState") == "enabled"
+    assert "max-num-seqs: 256\n" in unit.host.check_output(f"cat {unit.files}/current/engine.yaml")
 
 
-def test_the_corrected_deployment_serves_on_every_host(host: t.Any) -> None:
-    assert host.service(UNIT).is_running
-    assert host.service(UNIT).is_enabled
-    with host.sudo():
-        assert "max-num-seqs: 256\n" in host.file("/etc/gpufleet/minimax-m25/current/engine.yaml").content_string
-
-
-def test_the_release_that_crashed_is_kept_as_the_previous_one(host: t.Any) -> None:
-    if host.backend.get_hostname() != "gpu1":
-        assert not host.file("/etc/gpufleet/minimax-m25/previous").exists
+def test_the_release_that_crashed_is_kept_as_the_previous_one(unit: Unit) -> None:
+    if unit.host.backend.get_hostname() != "gpu1":
+        assert unit.host.run(f"test -e {unit.files}/previous").rc == 1
         return
-    with host.sudo():
-        assert "max-num-seqs: 1024\n" in host.file("/etc/gpufleet/minimax-m25/previous/engine.yaml").content_string
+    assert "max-num-seqs: 1024\n" in unit.host.check_output(f"cat {unit.files}/previous/engine.yaml")
 
 
-def test_the_engine_died_once_and_was_then_refused(host: t.Any) -> None:
-    deaths = journal(host).count("raise RuntimeError(")
-    refusals = journal(host).count("refusing release ")
-    crashed = host.backend.get_hostname() == "gpu1"
+def test_the_engine_died_once_and_was_then_refused(unit: Unit) -> None:
+    deaths = unit.journal().count("raise RuntimeError(")
+    refusals = unit.journal().count("refusing release ")
+    crashed = unit.host.backend.get_hostname() == "gpu1"
     assert refusals == (1 if crashed else 0)
     assert (deaths > 0) == crashed
 
 
-def test_the_second_start_waited_for_the_gpus_that_were_held(host: t.Any) -> None:
-    if host.backend.get_hostname() != "gpu1":
+def test_the_second_start_waited_for_the_gpus_that_were_held(unit: Unit) -> None:
+    if unit.host.backend.get_hostname() != "gpu1":
         return
-    text = journal(host)
+    text = unit.journal()
     assert "waiting for 2 of 4 GPUs: GPU 1" in text
     assert "GPU 3" in text.split("waiting for 2 of 4 GPUs", 1)[1].splitlines()[0]
     assert "memory of 4 of 4 GPUs is free" in text
 
 
-def test_the_failure_is_forgotten_once_another_release_serves(host: t.Any) -> None:
-    with host.sudo():
-        assert not host.file("/var/lib/gpufleet/minimax-m25/last-failure.json").exists
-        running = json.loads(host.file("/run/vllm-minimax-m25/running.json").content_string)
-        current = json.loads(host.file("/etc/gpufleet/minimax-m25/current/release.json").content_string)
-    assert running["release"] == current["id"]
+def test_the_failure_is_forgotten_once_another_release_serves(unit: Unit) -> None:
+    assert unit.last_failure() == {}
+    assert unit.running()["release"] == unit.release()["id"]

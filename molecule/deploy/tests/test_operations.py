@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import typing as t
 
 import pytest
+from on_hosts import Unit
 
 if t.TYPE_CHECKING:
     from molecule.conftest import Operator
@@ -19,24 +19,13 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 NOTHING = {"gpu1": 0, "gpu2": 0}
 
 
-def shown(host: t.Any, unit: str, name: str) -> str:
-    return str(host.check_output(f"systemctl show --value --property={name} {unit}"))
-
-
 def main_pids(operator: Operator, *units: str) -> dict[str, list[str]]:
-    return {name: [shown(host, unit, "MainPID") for unit in units] for name, host in operator.hosts.items()}
+    return {name: [Unit(host).shown("MainPID", unit) for unit in units] for name, host in operator.hosts.items()}
 
 
 def releases(host: t.Any) -> tuple[str, str]:
     """The release that runs and the one that is current."""
-    running = host.check_output("cat /run/vllm-minimax-m25/running.json")
-    current = host.check_output(f"cat {CURRENT}/release.json")
-    return json.loads(running)["release"], json.loads(current)["id"]
-
-
-def used_gpus(host: t.Any) -> list[int]:
-    lines = host.check_output("python3 /srv/bench/nvml/fake_nvml.py show").splitlines()
-    return [int(line.split()[0]) for line in lines if " 0 MiB used" not in line]
+    return Unit(host).running()["release"], Unit(host).release()["id"]
 
 
 def deploy_second(operator: Operator, **arguments: t.Any) -> None:
@@ -68,12 +57,12 @@ def test_a_changed_argument_restarts_exactly_its_own_unit(operator: Operator) ->
     host = operator.hosts["gpu1"]
     before = main_pids(operator, UNIT, "ssh.service")
     deploy_second(operator)
-    first_start = shown(host, SECOND, "MainPID")
+    first_start = Unit(host).shown("MainPID", SECOND)
     deploy_second(operator, max_num_seqs=128)
     assert main_pids(operator, UNIT, "ssh.service") == before
-    assert shown(host, SECOND, "MainPID") != first_start
+    assert Unit(host).shown("MainPID", SECOND) != first_start
     assert "max-num-seqs: 128\n" in host.check_output("cat /etc/gpufleet/second/current/engine.yaml")
-    assert used_gpus(host) == list(range(8))
+    assert Unit(host).used_gpus() == list(range(8))
 
 
 def test_edits_on_a_host_are_reported_kept_aside_and_undone(operator: Operator) -> None:
@@ -97,38 +86,38 @@ def test_edits_on_a_host_are_reported_kept_aside_and_undone(operator: Operator) 
     assert "max-num-seqs: 64\n" in of_release.check_output("cat /etc/gpufleet/minimax-m25/releases/*.drift-*/engine.yaml")
     assert of_unit.check_output(f"cat {UNIT_FILE}") == unit_text
     assert "BY_HAND" in of_unit.check_output(f"cat {UNIT_FILE}.*~")
-    assert shown(of_unit, UNIT, "NeedDaemonReload") == "no"
+    assert Unit(of_unit).shown("NeedDaemonReload") == "no"
 
 
 def test_a_play_that_was_killed_before_the_restart_is_completed_by_the_next(operator: Operator) -> None:
     host = operator.hosts["gpu2"]
     variables = {"server_arguments": {"max-num-seqs": 128}}
-    before = shown(host, UNIT, "MainPID")
+    before = Unit(host).shown("MainPID")
     operator.play_until("Service | ", "deploy-minimax", "--limit=gpu2", variables=variables)
     running, current = releases(host)
     assert running != current
-    assert shown(host, UNIT, "MainPID") == before
+    assert Unit(host).shown("MainPID") == before
 
     play = operator.play("deploy-minimax", "--limit=gpu2", variables=variables)
 
     assert play.status == 0
     assert play.tasks_changed() == {"Service | Enable and start it, or restart what runs something else"}
     assert releases(host) == (current, current)
-    assert shown(host, UNIT, "MainPID") != before
+    assert Unit(host).shown("MainPID") != before
 
 
 @pytest.mark.long
 def test_stop_frees_the_gpus_and_leaves_the_other_deployment_alone(operator: Operator) -> None:
     host = operator.hosts["gpu1"]
-    second = shown(host, SECOND, "MainPID")
+    second = Unit(host).shown("MainPID", SECOND)
     variables = {"vllm_recipe": "minimax-m2.5"}
 
     play = operator.play("stop", variables=variables)
 
     assert (play.status, play.changed) == (0, {"gpu1": 1, "gpu2": 1})
     assert not any(each.service(UNIT).is_running or each.service(UNIT).is_enabled for each in operator.hosts.values())
-    assert used_gpus(host) == [4, 5, 6, 7]
-    assert shown(host, SECOND, "MainPID") == second
+    assert Unit(host).used_gpus() == [4, 5, 6, 7]
+    assert Unit(host).shown("MainPID", SECOND) == second
     assert operator.play("stop", variables=variables).changed == NOTHING
 
 

@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-import typing as t
-
-UNIT = "vllm-minimax-m25.service"
+from on_hosts import Unit
 
 
-def journal(host: t.Any) -> str:
-    with host.sudo():
-        return str(host.check_output(f"journalctl --no-pager --output=cat --unit={UNIT}"))
+def test_it_serves_in_the_end(unit: Unit) -> None:
+    assert unit.answers()
 
 
-def test_it_serves_in_the_end(host: t.Any) -> None:
-    assert host.service(UNIT).is_running
-
-
-def test_it_waited_for_the_one_gpu_that_was_held_and_named_the_holder(host: t.Any) -> None:
-    text = journal(host)
-    if host.backend.get_hostname() != "gpu2":
+def test_it_waited_for_the_one_gpu_that_was_held_and_named_the_holder(unit: Unit) -> None:
+    text = unit.journal()
+    if unit.host.backend.get_hostname() != "gpu2":
         assert "waiting for" not in text
         return
     waiting = next(line for line in text.splitlines() if "waiting for" in line)
@@ -28,11 +21,12 @@ def test_it_waited_for_the_one_gpu_that_was_held_and_named_the_holder(host: t.An
     assert "58.6 GiB" in waiting
 
 
-def test_one_start_was_enough_and_the_holder_was_not_killed_by_us(host: t.Any) -> None:
-    assert host.check_output(f"systemctl show -P NRestarts {UNIT}") == "0"
-    if host.backend.get_hostname() == "gpu2":
-        assert host.check_output("systemctl show -P ActiveState stranger.service") == "inactive"
+def test_one_start_was_enough_and_the_holder_was_not_killed_by_us(unit: Unit) -> None:
+    assert unit.shown("NRestarts") == "0"
+    if unit.host.backend.get_hostname() == "gpu2":
+        assert unit.shown("ActiveState", "stranger.service") == "inactive"
 
 
-def test_nobody_but_the_engine_holds_memory_now(host: t.Any) -> None:
-    assert not host.service("stranger.service").is_running
+def test_nobody_but_the_engine_holds_memory_now(unit: Unit) -> None:
+    assert unit.shown("ActiveState", "stranger.service") == "inactive"
+    assert unit.used_gpus() == [0, 1, 2, 3]

@@ -57,7 +57,9 @@ def write_model(folder: Path, config: dict[str, t.Any], shards: int, total_size:
 class Server:
     """One start of the fake engine."""
 
-    def __init__(self, model: Path, log: Path, arguments: t.Sequence[str], environment: t.Mapping[str, str]) -> None:
+    def __init__(
+        self, model: Path, log: Path, arguments: t.Sequence[str], environment: t.Mapping[str, str], folder: t.Optional[str] = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -67,7 +69,7 @@ class Server:
         base = {"FAKE_VLLM_SCRIPT": "load-seconds=0.3", "FAKE_NVML_DIR": "/nonexistent", "PYTHONPATH": str(ENGINE)}
         with log.open("wb") as file:
             full = {**os.environ, **base, **environment}
-            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=full, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=full, cwd=folder, start_new_session=True)
 
     def lines(self) -> list[str]:
         return self.log_path.read_text(encoding="utf-8").replace("\r", "").splitlines()
@@ -113,8 +115,8 @@ Start = t.Callable[..., Server]
 def start(tmp_path: Path) -> t.Iterator[Start]:
     servers: list[Server] = []
 
-    def begin(model: Path, *arguments: str, **environment: str) -> Server:
-        servers.append(Server(model, tmp_path / f"log{len(servers)}", arguments, environment))
+    def begin(model: Path, *arguments: str, working_folder: t.Optional[str] = None, **environment: str) -> Server:
+        servers.append(Server(model, tmp_path / f"log{len(servers)}", arguments, environment, working_folder))
         return servers[-1]
 
     yield begin
@@ -268,6 +270,16 @@ def test_scripted_crash_and_hang_happen_at_their_shard(start: Start, tiny: Path,
     assert hung.process.poll() is None
     hung.process.send_signal(signal.SIGTERM)
     assert hung.end() == -signal.SIGINT
+
+
+def test_a_crash_may_happen_a_number_of_times_and_say_what_was_recorded(start: Start, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "fake-vllm-crashes").write_text("1")
+    script = tmp_path / "script"
+    said = "Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free."
+    script.write_text(f"load-seconds=0.1\ncrash-at-shard=1\ncrash-times=2\ncrash-with=RuntimeError: {said}\n")
+    crashed = start(tiny, FAKE_VLLM_SCRIPT=str(script), working_folder=str(tmp_path))
+    assert crashed.end() == 1 and diagnose(crashed.lines()).cause == "shm_too_small"
+    assert start(tiny, FAKE_VLLM_SCRIPT=str(script), working_folder=str(tmp_path)).ready().get("/health")[0] == 200
 
 
 def test_sigterm_when_idle_ends_with_0_at_once(start: Start, tiny: Path) -> None:

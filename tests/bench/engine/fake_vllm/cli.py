@@ -47,7 +47,7 @@ def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
 
 
 def _serve(options: Options) -> int:
-    script = read_script()
+    script = read_script(counted_in=".")
     log.note("api_utils.py:347", _LOGO.format(version=__version__, model=options.model))
     log.note("api_utils.py:286", f"non-default args: {non_default(options)}")
     try:

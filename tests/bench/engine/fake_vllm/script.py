@@ -20,6 +20,7 @@ class Script(t.NamedTuple):
     load_seconds: float = 1.5
     crash_at_shard: int = 0
     crash_with: str = "RuntimeError: CUDA error: unspecified launch failure"
+    crash_times: int = 0
     hang_at_shard: int = 0
     engine_dies_after: float = 0.0
     answer: str = ""
@@ -29,20 +30,32 @@ class Script(t.NamedTuple):
     linger: float = 0.0
 
 
-def read_script(environ: t.Mapping[str, str] = os.environ) -> Script:
-    """The script named by the environment: words separated by commas or lines, or the path of a file that holds them.
+def read_script(environ: t.Mapping[str, str] = os.environ, counted_in: str = "") -> Script:
+    """The script named by the environment: words separated by commas, or the path of a file that holds one a line.
 
     A named file that does not exist means that nothing goes wrong, so a test can switch a failure on and off beside a running unit.
+    A start says in which folder it is counted, for crashes that happen a number of times.
     """
     words = environ.get(VARIABLE, "")
-    if words.startswith("/"):
-        path = Path(words)
-        words = path.read_text(encoding="utf-8") if path.exists() else ""
-    return Script(**dict(_entries(words)))
+    entries = _lines(Path(words)) if words.startswith("/") else words.split(",")
+    script = Script(**dict(_entries(entries)))
+    return _count(script, Path(counted_in) / "fake-vllm-crashes") if counted_in and script.crash_times else script
 
 
-def _entries(words: str) -> t.Iterator[tuple[str, t.Any]]:
-    for word in words.replace("\n", ",").split(","):
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _count(script: Script, counter: Path) -> Script:
+    crashed = int(counter.read_text()) if counter.exists() else 0
+    if crashed >= script.crash_times:
+        return script._replace(crash_at_shard=0)
+    counter.write_text(str(crashed + 1))
+    return script
+
+
+def _entries(words: t.Iterable[str]) -> t.Iterator[tuple[str, t.Any]]:
+    for word in words:
         if not word.strip() or word.strip().startswith("#"):
             continue
         key, _separator, value = word.strip().partition("=")
