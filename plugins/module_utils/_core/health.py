@@ -221,6 +221,9 @@ class _Ladder:
         return self._coming_up(before, state)
 
     def _coming_up(self, before: t.Optional[UnitState], state: UnitState) -> t.Optional[Obstacle]:
+        if state.active_state == "inactive" and state.was_skipped:
+            reason = f"{state.name} was not started, because a condition of its unit is not met"
+            return Obstacle(reason, "unit_not_running", f"systemctl status {state.name} names the condition: meet it or take it out.")
         if state.active_state == "inactive":
             return Obstacle(f"{state.name} is not running", "unit_not_running", f"Start it: systemctl start {state.name}.")
         self._follow(before, state)

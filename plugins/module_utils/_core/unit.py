@@ -16,7 +16,7 @@ __all__ = ["UnitState", "is_asked_to_stop", "seconds", "show_unit"]
 
 _PROPERTIES = (
     "LoadState,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainCode,ExecMainStatus,NRestarts,InvocationID,Job,NeedDaemonReload,"
-    "StatusText,FragmentPath,UnitFileState,ControlGroup,RestartUSec,StartLimitIntervalUSec"
+    "StatusText,FragmentPath,UnitFileState,ControlGroup,RestartUSec,StartLimitIntervalUSec,ConditionResult,ConditionTimestamp"
 )
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z\u00b5\u03bc]*)\s*")
 _UNITS: dict[str, float] = {
@@ -56,6 +56,7 @@ class UnitState(t.NamedTuple):
     fragment_path: str = ""
     unit_file_state: str = ""
     control_group: str = ""
+    was_skipped: bool = False
     restart_delay: float = 0.0
     start_limit_interval: float = 0.0
 
@@ -132,6 +133,8 @@ def show_unit(runner: Runner, unit: str) -> UnitState:
         fragment_path=shown.get("FragmentPath", ""),
         unit_file_state=shown.get("UnitFileState", ""),
         control_group=shown.get("ControlGroup", ""),
+        # Of a unit that was never started the result is "no" too.
+        was_skipped=shown.get("ConditionResult") == "no" and shown.get("ConditionTimestamp", "") != "",
         restart_delay=seconds(shown.get("RestartUSec", "")) or 0.0,
         start_limit_interval=seconds(shown.get("StartLimitIntervalUSec", "")) or 0.0,
     )

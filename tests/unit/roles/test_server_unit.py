@@ -43,7 +43,7 @@ UNITS: dict[str, dict[str, t.Any]] = {
 REFUSED: dict[str, tuple[dict[str, t.Any], list[str]]] = {
     "devices": ({"server_sandbox": {"PrivateDevices": True}}, ["PrivateDevices, which hides the GPUs", "Leave it out."]),
     "devices-by-word": ({"server_sandbox": {"PrivateDevices": "yes"}}, ["PrivateDevices, which hides the GPUs"]),
-    "clock": ({"server_sandbox": {"ProtectClock": True}}, ["ProtectClock, which hides the GPUs"]),
+    "clock": ({"server_sandbox": {"ProtectClock": True}}, ["ProtectClock, which hides the GPUs on some versions"]),
     "proc": ({"server_sandbox": {"ProcSubset": "pid"}}, ["ProcSubset, which hides /proc/meminfo"]),
     "memory": ({"server_sandbox": {"MemoryDenyWriteExecute": True}}, ["MemoryDenyWriteExecute", "die at its first request"]),
     "network": ({"server_sandbox": {"PrivateNetwork": True}}, ["PrivateNetwork, which leaves no way to the server"]),
