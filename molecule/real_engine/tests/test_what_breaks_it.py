@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 import pytest
@@ -69,17 +70,22 @@ def test_it_dies_at_the_start(host: t.Any, drop_in: DropIn, directives: list[str
     assert evidence in journal(host, invocation)
 
 
-def test_without_executable_memory_it_is_healthy_and_dies_of_its_first_question(host: t.Any, operator: Operator, drop_in: DropIn) -> None:
-    """With float32, for which oneDNN compiles code on every processor; for bfloat16 some have no code, and then nothing breaks."""
+def test_without_executable_memory_code_cannot_be_compiled_and_the_gate_tells_whether_it_answers(
+    host: t.Any, operator: Operator, drop_in: DropIn
+) -> None:
+    """It depends on processor and model what follows: a slower way that answers, or the death of the engine at its first question.
+
+    With float32, since oneDNN compiles code for it on every processor.
+    """
     host.check_output(f"sed 's/^dtype: .*/dtype: \"float32\"/' {CURRENT}/engine.yaml > /run/float32.yaml")
     drop_in(host, UNIT, "Restart=no", "LoadCredential=engine.yaml:/run/float32.yaml", "MemoryDenyWriteExecute=yes")
     invocation = start(host)
     assert gate(operator, level="healthy")["ready"]
-    answer = gate(operator)
-    assert not answer["ready"], answer
-    until(host, f"systemctl show -P ActiveState {UNIT} | grep -qE 'inactive|failed'")
-    assert "could not create a primitive" in journal(host, invocation)
-    assert host.check_output(f"systemctl show -P ExecMainStatus {UNIT}") == "0"
+    ready = gate(operator)["ready"]
+    assert re.search("could not create a primitive(?! descriptor)", journal(host, invocation))
+    if not ready:
+        until(host, f"systemctl show -P ActiveState {UNIT} | grep -qE 'inactive|failed'")
+    assert host.service(UNIT).is_running == ready
 
 
 def test_without_addresses_it_starts_and_nobody_reaches_it(host: t.Any, operator: Operator, drop_in: DropIn) -> None:
