@@ -45,8 +45,8 @@ options:
     description: Name that the server must list. Any name is right where it is not given.
     type: str
   model_path:
-    description: Folder from which the server must have loaded the model. Not compared where it is not given.
-    type: path
+    description: Folder from which the server must have loaded the model, taken as it is. Not compared where it is not given.
+    type: str
   level:
     description: The rung to wait for.
     type: str
@@ -323,7 +323,7 @@ def argument_spec() -> dict[str, t.Any]:
         "unit": {"type": "str"},
         "api_key": {"type": "str", "no_log": True},
         "served_model_name": {"type": "str"},
-        "model_path": {"type": "path"},
+        "model_path": {"type": "str"},
         "level": {"type": "str", "choices": list(LEVELS), "default": "answering"},
         "timeout": {"type": "float", "default": 1800.0},
         "stall_timeout": {"type": "float", "default": 300.0},

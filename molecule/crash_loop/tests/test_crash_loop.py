@@ -95,22 +95,21 @@ def test_a_fault_of_the_host_blocks_nothing(units: dict[str, Unit]) -> None:
         assert not start.said("^refusing release")
 
 
-def test_a_failure_without_end_stops_at_the_start_limit_with_its_cause(units: dict[str, Unit]) -> None:
+def test_a_failure_without_end_is_given_up_with_its_cause_and_tried_again_when_somebody_asks(units: dict[str, Unit]) -> None:
     starts = {name: Start(unit, "crash-at-shard=1", f"crash-with={FOREVER[name][0]}") for name, unit in units.items()}
     for name, start in starts.items():
         _said, cause, message = FOREVER[name]
         wait_for(start.is_down)
-        assert (start.engine_starts(), start.unit.shown("Result")) == (5, "exit-code")
-        assert start.said("Start request repeated too quickly")
+        assert (start.engine_starts(), start.unit.shown("ExecMainStatus")) == (5, "78")
         failure = start.unit.last_failure()
         assert (failure["cause"], failure["message"], failure["blocks"]) == (cause, message, False)
         assert len(start.said(f"^{re.escape(f'{cause}: {message}')}")) == 5
+        last_words = rf"giving up on release {start.unit.release()['id']} after 5 failures within \d+ s: {re.escape(message)}"
+        assert re.search(last_words, start.unit.status())
         assert start.unit.host.run(f"systemctl is-failed {start.unit.name}").stdout.strip() == "failed"
     for start in starts.values():
         start.heal()
-        # systemd counts starts, whoever asks for them: within the interval it is to be told that these are forgotten.
-        start.again("reset-failed")
-        start.again("start")
+        start.again("restart")
     for start in starts.values():
         wait_for(start.unit.answers)
 

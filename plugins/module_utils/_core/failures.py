@@ -111,6 +111,13 @@ FAILURES = [
         _say("Change what is named there and deploy again."),
     ),
     _row(
+        "release_given_up",
+        r"^(giving up on release \S+ after .*?)\.?$",
+        "{0}",
+        _say("Heal that, then start the unit or deploy again."),
+        at_fault=UNCLEAR,
+    ),
+    _row(
         "gpu_wait_timeout",
         r"^(\d+ of \d+ GPUs did not become free in .*|The memory of .* did not stay still in .*)$",
         "{0}",

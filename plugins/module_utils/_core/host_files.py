@@ -101,3 +101,11 @@ class HostFiles(t.NamedTuple):
         """The recorded failure that keeps this release from being started again, if there is one."""
         failure = read_json(self.last_failure)
         return failure if failure and failure.get("blocks") and failure.get("release") == release_id else None
+
+    def refusal(self, release_id: str, invocation: t.Optional[str]) -> t.Optional[str]:
+        """Why this start is not to be, in one line for the journal and ``systemctl status``; None where nothing speaks against it."""
+        blocked = self.block(release_id)
+        if blocked:
+            return f"refusing release {release_id}: {blocked['message']} {blocked['remedy']}".rstrip()
+        gave_up = (read_json(self.last_failure) or {}).get("gave_up") or {}
+        return str(gave_up["message"]) if invocation and gave_up.get("invocation") == invocation else None

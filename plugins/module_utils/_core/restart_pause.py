@@ -13,10 +13,16 @@ import typing as t
 
 from .unit import UnitState
 
-__all__ = ["LONGEST", "Pause", "failures_of", "pause_before", "recent"]
+__all__ = ["LONGEST", "MOST", "Pause", "failures_of", "is_asked", "is_enough", "pause_before", "recent"]
 
 LONGEST = 300.0
 """Seconds from an end to the next start, at most."""
+MOST = 5
+"""After so many failures within the interval a unit is not started again by itself.
+
+systemd's own limit (StartLimitBurst=) is higher: where it strikes, the cause is gone from ``systemctl status`` and even a start that
+somebody asks for is refused.
+"""
 WITHOUT_LIMIT = 3600.0
 """For so many seconds a failure counts where the unit's starts are not limited."""
 _REMEMBERED = 32
@@ -51,17 +57,34 @@ def recent(times: t.Iterable[float], now: float, state: t.Optional[UnitState]) -
     return sorted(time for time in times if 0 <= now - time <= _interval(state))[-_REMEMBERED:]
 
 
+def is_asked(state: UnitState, invocation: t.Optional[str]) -> bool:
+    """Whether ``invocation`` is a start of the unit that a person, a play or a boot asked for."""
+    return state.n_restarts == 0 and state.invocation_id == invocation
+
+
+def is_enough(times: t.Iterable[float], now: float, state: UnitState, invocation: t.Optional[str]) -> t.Optional[str]:
+    """How many failures of late, in words, where ``invocation`` is one restart too many."""
+    failures = len(recent(times, now, state))
+    if failures < MOST or not _is_automatic(state, invocation):
+        return None
+    return f"{failures} failures within {_interval(state):g} s"
+
+
 def pause_before(times: t.Iterable[float], now: float, state: UnitState, invocation: t.Optional[str]) -> t.Optional[Pause]:
     """The pause before the start that ``invocation`` is; None where there is none to make.
 
     A start that somebody asked for does not pause, and neither does a command that is run by hand beside the unit.
     """
-    if not state.n_restarts or not invocation or state.invocation_id != invocation:
+    if not _is_automatic(state, invocation):
         return None
     count = len(recent(times, now, state))
     whole = max(state.restart_delay, min(LONGEST, state.restart_delay * 2 ** min(max(count - 1, 0), _DOUBLINGS)))
     added = whole - state.restart_delay
     return Pause(added, whole, count, _interval(state)) if added > 0 else None
+
+
+def _is_automatic(state: UnitState, invocation: t.Optional[str]) -> bool:
+    return state.n_restarts > 0 and bool(invocation) and state.invocation_id == invocation
 
 
 def _interval(state: t.Optional[UnitState]) -> float:

@@ -8,7 +8,8 @@
   gpufleet-host diagnose DEPLOYMENT   ExecStopPost: records why a start or run failed
   gpufleet-host verify-unit UNIT PATH before a unit file is put in place: what systemd would not take of it
 
-Before a restart that nobody asked for gpu-wait pauses, longer with every failure within StartLimitIntervalSec=.
+Before a restart that nobody asked for gpu-wait pauses, longer with every failure within StartLimitIntervalSec=; after five of them
+serve refuses the next one.
 
 Exit status: 0 good, 1 a unit file that systemd complains about, 69 NVML unavailable, 70 GPU fault, 75 try again later,
 78 bad configuration or a blocked release.
@@ -50,30 +51,38 @@ def run_command(argv: t.Sequence[str]) -> CommandResult:
 
 
 def wait_for_gpus(files: HostFiles) -> int:
-    """ExecStartPre. A blocked release does not wait: serve is going to refuse it, and it is serve's refusal that ends the restarts."""
+    """ExecStartPre. What serve is going to refuse does not wait: it is serve's refusal that ends the restarts."""
     release = files.current_release()
-    is_blocked = bool(files.block(release["id"]))
-    if not is_blocked:
-        pause_before_restart(files, release["id"])
+    is_refused = bool(files.block(release["id"])) or not may_start(files, release["id"])
     reaper = left_over_reaper(files) if gpu_wait.wants_reaping(release["gpu_wait"], "own") else None
-    if release["gpus"] and not is_blocked:
+    if release["gpus"] and not is_refused:
         return gpu_wait.run(release, _nvml.Sampler, clock=time.monotonic, sleep=time.sleep, say=say, reaper=reaper)
     if reaper:
         reap.settle(reaper, gpu_wait.DEFAULTS["interval"], time.monotonic, time.sleep)
     return 0
 
 
-def pause_before_restart(files: HostFiles, release_id: str) -> None:
-    """Rest longer after each failure of late, and only before a start that nobody asked for."""
-    record = read_json(files.last_failure)
+def may_start(files: HostFiles, release_id: str) -> bool:
+    """Before a restart that nobody asked for, rest longer after each failure of late, and give up after too many; one that somebody
+    asked for begins to count anew."""
+    record, now, invocation = read_json(files.last_failure) or {}, time.time(), os.environ.get("INVOCATION_ID")
     failures = restart_pause.failures_of(record, release_id)
     state = state_of_unit(files) if failures else None
-    if not record or not state:
-        return
-    pause = restart_pause.pause_before(failures, time.time(), state, os.environ.get("INVOCATION_ID"))
+    if not state:
+        return True
+    if restart_pause.is_asked(state, invocation):
+        write_json(files.last_failure, {**record, "failures": []})
+        return True
+    enough = restart_pause.is_enough(failures, now, state, invocation)
+    if enough:
+        last_words = f"giving up on release {release_id} after {enough}: {record['message'].rstrip('.')}. {record['remedy']}".rstrip()
+        write_json(files.last_failure, {**record, "gave_up": {"invocation": invocation, "message": last_words}})
+        return False
+    pause = restart_pause.pause_before(failures, now, state, invocation)
     if pause:
         say(pause.describe(str(record.get("cause"))))
         time.sleep(pause.seconds)
+    return True
 
 
 def state_of_unit(files: HostFiles) -> t.Optional[unit.UnitState]:
@@ -94,9 +103,9 @@ def left_over_reaper(files: HostFiles) -> reap.Reaper:
 def serve(files: HostFiles) -> int:
     """ExecStart: record which release runs, then become the engine."""
     release = files.current_release()
-    blocked = files.block(release["id"])
-    if blocked:
-        say(f"refusing release {release['id']}: {blocked['message']} {blocked['remedy']}".rstrip())
+    refusal = files.refusal(release["id"], os.environ.get("INVOCATION_ID"))
+    if refusal:
+        say(refusal)
         return EX_CONFIG
     running = {"release": release["id"], "written": files.written(), "unit_sha256": files.unit_sha256()}
     write_json(files.running, {**running, "pid": os.getpid(), "invocation": os.environ.get("INVOCATION_ID")})

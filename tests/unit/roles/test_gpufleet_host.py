@@ -239,6 +239,28 @@ def test_other_starts_do_not_pause(host: Host, why: str) -> None:
     assert took < 30 and "pausing" not in said
 
 
+def test_after_five_failures_the_next_restart_is_refused_without_a_wait_and_says_why(host: Host, gpu_machine: t.Any) -> None:
+    gpu_machine.holder("--gpu", "0", "--mib", "60000")
+    host.release(["0"], max_used=2**30, timeout=60)
+    host.unit(n_restarts=5, delay="1min")
+    host.block(blocks=False, cause="engine_died", message="The engine died.", remedy="Look at the log.", failures=[time.time()] * 5)
+    took, said = waits(host, INVOCATION_ID=INVOCATION, **gpu_machine.environment)
+    assert (took < 20, said) == (True, "")
+    refused = host.run("serve", INVOCATION_ID=INVOCATION, CREDENTIALS_DIRECTORY="/c")
+    assert refused.returncode == 78
+    assert refused.stdout == f"giving up on release {RELEASE} after 5 failures within 3600 s: The engine died. Look at the log.\n"
+    assert diagnose([refused.stdout.strip()]).cause == "release_given_up"
+    assert host.run("serve", INVOCATION_ID="0f" * 16, CREDENTIALS_DIRECTORY="/c").returncode == 0, "the next start is another one"
+
+
+def test_a_start_that_is_asked_for_begins_to_count_anew(host: Host) -> None:
+    host.unit(n_restarts=0, delay="1min")
+    host.block(blocks=False, cause="engine_died", failures=[time.time()] * 5)
+    waits(host, INVOCATION_ID=INVOCATION)
+    assert host.failures() == []
+    assert host.run("serve", INVOCATION_ID=INVOCATION, CREDENTIALS_DIRECTORY="/c").returncode == 0
+
+
 # -- gpu-wait ------------------------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,7 @@ REFUSED: dict[str, tuple[dict[str, t.Any], list[str]]] = {
     "calls": ({"server_sandbox": {"SystemCallFilter": ["@system-service", "~@privileged @resources"]}}, ["takes @resources away"]),
     "addresses": ({"server_sandbox": {"IPAddressDeny": "any"}}, ["denies every address", "Set IPAddressAllow too"]),
     "no-directive": ({"server_sandbox": {"private-ipc": True}}, ["private-ipc, which is no directive"]),
+    "switch-as-text": ({"server_environment": {"A": "x", "B": True, "C": 1, "D": [1], "E": {}}}, ["sets B, E, D to what is no text"]),
     "itself": ({"server_replaces": "minimax-m25"}, ["names minimax-m25 itself"]),
     "node": ({"server_numa_node": "left"}, ["server_numa_node is left"]),
 }
@@ -95,7 +96,7 @@ def test_the_start_limit_covers_five_starts_with_their_waits_loads_ends_and_paus
     lines = units["text-from-the-command-line"]
     assert values(lines, "StartLimitIntervalSec") == [str(5 * (100 + 1000 + 100 + 300))]
     assert values(lines, "TimeoutStartSec") == [str(100 + 300 + 60)]
-    assert (values(lines, "StartLimitBurst"), values(lines, "RestartSec")) == (["5"], ["3"])
+    assert (values(lines, "StartLimitBurst"), values(lines, "RestartSec")) == (["20"], ["3"])
 
 
 def test_a_stop_is_given_longer_than_the_engine_takes_to_drain_and_ends_every_process(units: dict[str, list[str]]) -> None:

@@ -9,7 +9,14 @@ import math
 import typing as t
 
 import pytest
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.restart_pause import LONGEST, failures_of, pause_before, recent
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.restart_pause import (
+    LONGEST,
+    failures_of,
+    is_asked,
+    is_enough,
+    pause_before,
+    recent,
+)
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.unit import UnitState
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +58,31 @@ def test_one_line_says_why_how_long_and_which_failure() -> None:
 )
 def test_some_starts_do_not_pause(state: UnitState, invocation: t.Optional[str]) -> None:
     assert pause_before(ago(30, 20, 10), NOW, state, invocation) is None
+
+
+@pytest.mark.parametrize(
+    ("failures", "state", "invocation", "enough"),
+    [
+        (5, UNIT, RUN, "5 failures within 3600 s"),
+        (9, UNIT, RUN, "9 failures within 3600 s"),
+        (4, UNIT, RUN, None),
+        (9, UNIT._replace(n_restarts=0), RUN, None),
+        (9, UNIT, "0f" * 16, None),
+        (9, UNIT, None, None),
+    ],
+    ids=["enough", "more", "not yet", "asked for", "by hand", "by hand, elsewhere"],
+)
+def test_after_five_failures_of_late_an_automatic_restart_is_one_too_many(
+    failures: int, state: UnitState, invocation: t.Optional[str], enough: t.Optional[str]
+) -> None:
+    assert is_enough(ago(*range(failures)), NOW, state, invocation) == enough
+    assert is_enough(ago(*range(3601, 3610)), NOW, state, invocation) is None
+
+
+def test_a_start_is_asked_for_where_nothing_restarted_the_unit_before() -> None:
+    assert is_asked(UNIT._replace(n_restarts=0), RUN)
+    assert not is_asked(UNIT, RUN)
+    assert not is_asked(UNIT._replace(n_restarts=0), "0f" * 16)
 
 
 def test_a_clean_run_that_is_longer_than_the_interval_forgets() -> None:
