@@ -32,8 +32,10 @@ class Condition(t.NamedTuple):
 
 
 def role_yaml(role: str, part: str) -> dict[str, t.Any]:
-    """defaults or vars of a role."""
-    return t.cast("dict[str, t.Any]", yaml.safe_load((ROOT / "roles" / role / part / "main.yml").read_text(encoding="utf-8")))
+    """defaults or vars of a role, from one file or from the files of a folder."""
+    folder = ROOT / "roles" / role / part
+    texts = [path.read_text(encoding="utf-8") for path in sorted([*folder.glob("main.yml"), *folder.glob("main/*.yml")])]
+    return {name: value for text in texts for name, value in yaml.safe_load(text).items()}
 
 
 def _task_files() -> list[Path]:

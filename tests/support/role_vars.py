@@ -12,7 +12,8 @@ import sys
 import typing as t
 from pathlib import Path
 
-from support.running import ROOT, TREE, environment
+from support.plays import role_yaml
+from support.running import TREE, environment
 
 __all__ = ["GPUS", "UUIDS", "server_host", "template_all"]
 
@@ -43,15 +44,13 @@ def _deployment(name: str, gpus: t.Sequence[int], *, keeps_gpus: bool) -> dict[s
 
 def template_all(folder: Path, role: str, hosts: t.Mapping[str, Vars], expression: str) -> dict[str, str]:
     """What Ansible prints of the expression on each host, as JSON ``{"msg": ...}``, with the role's defaults below and its vars above."""
-    import yaml
-
-    defaults = yaml.safe_load((ROOT / "roles" / role / "defaults" / "main.yml").read_text())
-    inventory = {"all": {"hosts": {name: dict(values) for name, values in hosts.items()}, "vars": defaults}}
+    inventory = {"all": {"hosts": {name: dict(values) for name, values in hosts.items()}, "vars": role_yaml(role, "defaults")}}
     (folder / "hosts.json").write_text(json.dumps(inventory))
+    (folder / "vars.json").write_text(json.dumps(role_yaml(role, "vars")))
     command = [str(Path(sys.executable).with_name("ansible")), "all", "-i", f"{folder}/hosts.json", "-c", "local", "-m", "debug"]
     settings = {"ANSIBLE_COLLECTIONS_PATH": str(TREE), "ANSIBLE_HOME": str(folder)}
     done = subprocess.run(
-        [*command, "-a", json.dumps({"msg": expression}), "-e", f"@{ROOT}/roles/{role}/vars/main.yml"],
+        [*command, "-a", json.dumps({"msg": expression}), "-e", f"@{folder}/vars.json"],
         capture_output=True,
         text=True,
         env=environment(**settings, ANSIBLE_NOCOLOR="1", ANSIBLE_CALLBACK_RESULT_FORMAT="json"),

@@ -51,7 +51,10 @@ REFUSED: dict[str, tuple[dict[str, t.Any], list[str]]] = {
     "calls": ({"server_sandbox": {"SystemCallFilter": ["@system-service", "~@privileged @resources"]}}, ["takes @resources away"]),
     "addresses": ({"server_sandbox": {"IPAddressDeny": "any"}}, ["denies every address", "Set IPAddressAllow too"]),
     "no-directive": ({"server_sandbox": {"private-ipc": True}}, ["private-ipc, which is no directive"]),
-    "switch-as-text": ({"server_environment": {"A": "x", "B": True, "C": 1, "D": [1], "E": {}}}, ["sets B, E, D to what is no text"]),
+    "switch-as-text": (
+        {"server_environment": {"A": "x", "B": True, "C": 1, "D": [1], "E": {}, "F": None, "G": 1.5}},
+        ["sets B, D, E to what is no text"],
+    ),
     "itself": ({"server_replaces": "minimax-m25"}, ["names minimax-m25 itself"]),
     "node": ({"server_numa_node": "left"}, ["server_numa_node is left"]),
 }
