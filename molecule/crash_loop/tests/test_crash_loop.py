@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import typing as t
@@ -71,7 +70,7 @@ def test_a_failure_of_the_moment_is_tried_again_after_growing_pauses_and_serves(
         wait_for(start.unit.answers)
         assert (start.unit.shown("NRestarts"), start.engine_starts()) == ("3", 4)
         pauses = start.pauses()
-        assert all(later > earlier + 0.5 for earlier, later in itertools.pairwise(pauses)), pauses
+        assert all(measured >= least for measured, least in zip(pauses, (1, 2, 4))), pauses
         assert [re.sub(r"within \S+ s", "within", line) for line in start.said("^pausing ")] == [
             "pausing 1 s before this automatic restart, 2 s with RestartSec: 2 failures within, the last one gpu_error",
             "pausing 3 s before this automatic restart, 4 s with RestartSec: 3 failures within, the last one gpu_error",
