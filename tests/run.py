@@ -24,7 +24,7 @@ def every_step(sample: bool) -> list[Step]:
         *steps.sanity(),
         *steps.units(sample),
         *steps.artefact(),
-        *steps.molecule(steps.scenarios(), sample=sample),
+        *steps.molecule(steps.scenarios(sample), sample=sample),
     ]
 
 

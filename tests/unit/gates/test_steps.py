@@ -1,7 +1,8 @@
 # Copyright (c) 2026, The gpufleet.vllm contributors
 # GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The scenario with the real engine is left out only where that engine is not offered. A small program stands in for bench.py."""
+"""What a sample leaves out; and the scenario with the real engine, which is left out only where that engine is not offered: a small
+program stands in for bench.py."""
 
 from __future__ import annotations
 
@@ -32,3 +33,9 @@ def test_any_other_failure_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_it_goes_on_where_the_wheels_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome_of_filling(tmp_path, monkeypatch, 0, "") == (False, "")
+
+
+def test_a_sample_leaves_out_only_scenarios_that_there_are() -> None:
+    every, sample = steps.scenarios(), steps.scenarios(sample=True)
+    assert every[0] == sample[0] == "default"
+    assert set(every) - set(sample) == set(steps.LEFT_TO_TEST_ALL)
