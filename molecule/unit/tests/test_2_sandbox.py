@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import json
+import re
 import typing as t
 from pathlib import Path
 
 import pytest
 import yaml
+
+if t.TYPE_CHECKING:
+    from molecule.conftest import Operator
 
 UNIT = "vllm-echo.service"
 DEPLOYED = "vllm-minimax-m25.service"
@@ -92,3 +96,14 @@ def test_the_engine_prefers_the_memory_of_the_node_that_was_chosen_and_runs_on_i
     assert "prefer:0" in host.check_output(f"head -n 1 /proc/{pid}/numa_maps")
     allowed = host.check_output(f"sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/{pid}/status")
     assert allowed == host.check_output("cat /sys/devices/system/node/node0/cpulist")
+
+
+def test_a_line_that_systemd_would_drop_with_a_warning_fails_the_deployment_and_leaves_the_unit_alone(operator: Operator) -> None:
+    unit_file = f"/etc/systemd/system/{DEPLOYED}"
+    look = f"sha256sum {unit_file}; systemctl show --property=MainPID --property=NeedDaemonReload {DEPLOYED}"
+    before = operator.on_all(look)
+    play = operator.play("deploy-minimax", variables={"server_sandbox": {"ProtectHomes": True}})
+    assert play.status != 0
+    assert play.failures["gpu1"] == "failed to validate"
+    assert re.search(r"Unknown key(?: name)? 'ProtectHomes' in section '?\[?Service", play.output)
+    assert operator.on_all(look) == before
