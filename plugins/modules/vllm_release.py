@@ -80,6 +80,8 @@ attributes:
     support: full
     details: Values of O(api_keys) are left out.
 seealso:
+  - module: gpufleet.vllm.vllm_roll_back
+  - module: gpufleet.vllm.release_cleanup
   - module: gpufleet.vllm.vllm_health
 author:
   - The gpufleet.vllm contributors (@gpufleet)
@@ -163,14 +165,14 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils._core.durable import make_folders
 from ..module_utils._core.engine_config import engine_yaml
 from ..module_utils._core.errors import VllmError
-from ..module_utils._core.host_files import HostFiles, read_json, unit_name
-from ..module_utils._core.release import Release, absolute_path, deployment_name, engine_folder
+from ..module_utils._core.release import Release, absolute_path, deployment_name, engine_folder, without_keys
 from ..module_utils._core.release_store import ReleaseStore
-from ..module_utils._core.restart import restart_reason
-from ..module_utils._core.unit import UnitState, show_unit
+from ..module_utils._core.unit import show_unit
 from ..module_utils._host import module_runner
+from ..module_utils._releases import locked, unit_facts
 
 
 def release_of(params: t.Mapping[str, t.Any]) -> Release:
@@ -188,17 +190,17 @@ def release_of(params: t.Mapping[str, t.Any]) -> Release:
     )
 
 
-def shown(text: t.Optional[str]) -> str:
-    """Text for a diff, without the line of the keys."""
-    return "".join(line for line in (text or "").splitlines(keepends=True) if not line.startswith("api-key:"))
-
-
 def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
     """What changes: the drifted files, or the configuration of the release before and of this one."""
     drift = store.drift(release)
     if drift:
         return [
-            {"before_header": f"{d.path} (edited)", "after_header": d.path, "before": shown(d.found), "after": shown(d.wanted)}
+            {
+                "before_header": f"{d.path} (edited)",
+                "after_header": d.path,
+                "before": without_keys(d.found),
+                "after": without_keys(d.wanted),
+            }
             for d in drift
         ]
     before = store.linked("current")
@@ -206,7 +208,7 @@ def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
     before_text = before_path.read_text(encoding="utf-8", errors="replace") if before_path.is_file() else ""
     after_path = store.path(release.id) / "engine.yaml"
     headers = {"before_header": str(before_path) if before else "", "after_header": str(after_path)}
-    return [{**headers, "before": shown(before_text), "after": shown(engine_yaml(release.arguments))}]
+    return [{**headers, "before": without_keys(before_text), "after": without_keys(engine_yaml(release.arguments))}]
 
 
 def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[str, t.Any]:
@@ -218,48 +220,20 @@ def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[
     if result["changed"]:
         result["diff"] = diff_of(store, release)
     if not module.check_mode:
-        backup = store.write(release, time.strftime("%Y%m%dT%H%M%S")) if write else None
+        make_folders(store.folder.parent)
+        with locked(store.folder.parent):
+            backup = store.write(release, time.strftime("%Y%m%dT%H%M%S")) if write else None
+            store.switch(release.id)
         if backup:
             result["backup"] = backup
-        store.switch(release.id)
     result["previous"] = current if current != release.id else store.linked("previous")
     return result
-
-
-def clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState, starts: bool) -> bool:
-    """A deliberate deployment may try again: forget the block, and systemd's count of starts, which takes restarts for failures."""
-    failed = state.active_state != "active" and (state.active_state == "failed" or files.last_failure.exists())
-    if (failed or starts) and not module.check_mode:
-        if failed:
-            files.last_failure.unlink(missing_ok=True)
-        module.run_command(["systemctl", "reset-failed", unit_name(files.deployment)], check_rc=state.active_state == "failed")
-    return failed
 
 
 def yet_to_make_room(module: AnsibleModule, units: t.Sequence[str]) -> list[str]:
     """The units that run, or would after a boot."""
     states = [show_unit(module_runner(module), unit) for unit in units]
     return [state.name for state in states if state.is_alive or state.is_enabled]
-
-
-def unit_facts(module: AnsibleModule, release: Release, drifted: bool) -> dict[str, t.Any]:
-    """What has to happen to the unit."""
-    files = HostFiles(release.deployment)
-    state = show_unit(module_runner(module), unit_name(release.deployment))
-    reason = restart_reason(
-        active=state.is_alive,
-        running=read_json(files.running),
-        release_id=release.id,
-        unit_sha256=files.unit_sha256(),
-        written="" if drifted else files.written(),
-    )
-    return {
-        "restart_required": reason is not None,
-        "restart_reason": reason,
-        "reload_required": state.need_daemon_reload,
-        "unit_loaded": state.load_state == "loaded",
-        "reset": clear_failure(module, files, state, starts=reason is not None or not state.is_alive),
-    }
 
 
 def main() -> None:
@@ -284,9 +258,8 @@ def main() -> None:
         release = release_of(module.params)
         store = ReleaseStore(Path(module.params["root"]), release.deployment)
         result = apply(module, store, release)
-        result.update(
-            unit_facts(module, release, drifted=bool(result["drift"])), replaced=yet_to_make_room(module, module.params["replaces"])
-        )
+        result.update(unit_facts(module, release.deployment, release.id, drifted=bool(result["drift"])))
+        result.update(replaced=yet_to_make_room(module, module.params["replaces"]))
         result.update(release=release.id, path=str(store.path(release.id)))
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)

@@ -89,10 +89,12 @@ class HostFiles(t.NamedTuple):
         lines = [line for line in "".join(service).splitlines() if line.strip() and line[0] not in "#;"]
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
-    def written(self) -> t.Optional[str]:
-        """Which writing of the current release this is: one that was written anew after an edit has the same id and another file."""
+    def written(self, release_id: t.Optional[str] = None) -> t.Optional[str]:
+        """Which writing of a release this is, by default of the current one: one that was written anew after an edit has the same id and
+        another file."""
+        folder = self.current.parent / "releases" / release_id if release_id else self.current
         try:
-            found = (self.current / "release.json").stat()
+            found = (folder / "release.json").stat()
         except FileNotFoundError:
             return None
         return f"{found.st_ino}-{found.st_mtime_ns}"

@@ -16,7 +16,7 @@ import typing as t
 from .engine_config import engine_yaml
 from .errors import VllmError
 
-__all__ = ["Release", "absolute_path", "deployment_name", "engine_folder", "environment_file", "release_json"]
+__all__ = ["Release", "absolute_path", "content_id", "deployment_name", "engine_folder", "environment_file", "release_json", "without_keys"]
 
 ENGINE_YAML = "engine.yaml"
 ENVIRONMENT = "environment"
@@ -122,17 +122,8 @@ class Release(t.NamedTuple):
 
     @property
     def id(self) -> str:
-        """Twelve hex digits of the content: equal inputs are the same release."""
-        content = [
-            self.model_path,
-            self.engine_path,
-            engine_yaml(self.arguments),
-            environment_file(self.environment),
-            list(self.gpus),
-            dict(self.gpu_wait),
-            dict(self.origin),
-        ]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        """Equal inputs are the same release."""
+        return content_id(self._asdict(), engine_yaml(self.arguments), environment_file(self.environment))
 
     def files(self) -> dict[str, tuple[str, int]]:
         """Name to text and mode. Keys may be in the first two, so only root reads them; systemd hands them to the engine."""
@@ -145,6 +136,18 @@ class Release(t.NamedTuple):
     def links(self) -> dict[str, str]:
         """Name to target of the links in the release's folder."""
         return {"engine": self.engine_path, "model": self.model_path}
+
+
+def content_id(record: t.Mapping[str, t.Any], arguments: str, environment: str) -> str:
+    """Twelve hex digits of a release's content, from its inputs or from what lies on the disk: ``record`` may be its release.json."""
+    paths, details = [record["model_path"], record["engine_path"]], [dict(record["gpu_wait"]), dict(record["origin"])]
+    content = [*paths, arguments, environment, list(record["gpus"]), *details]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def without_keys(text: t.Optional[str]) -> str:
+    """The text of an engine.yaml as it may be shown."""
+    return "".join(line for line in (text or "").splitlines(keepends=True) if not line.startswith("api-key:"))
 
 
 def release_json(release: Release) -> str:

@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import typing as t
 from pathlib import Path
 
 from .durable import sync, write_file
 from .errors import VllmError
-from .release import Release
+from .release import ENGINE_YAML, ENVIRONMENT, RELEASE_JSON, Release, content_id
 
-__all__ = ["Drift", "ReleaseStore"]
+__all__ = ["Drift", "Links", "ReleaseStore"]
+
+_ID = re.compile(r"[0-9a-f]{12}")
 
 
 class Drift(t.NamedTuple):
@@ -25,8 +29,23 @@ class Drift(t.NamedTuple):
     wanted: str
 
 
+class Links(t.NamedTuple):
+    """What the links of a deployment name. ``rolled_back`` is the release that the last roll-back left."""
+
+    current: t.Optional[str]
+    previous: t.Optional[str]
+    rolled_back: t.Optional[str]
+
+    def after_return(self, release_id: str) -> Links:
+        """The links when a roll-back to this release is complete, from before it or from amid one that was killed."""
+        if self.current != release_id:
+            return Links(release_id, self.current, self.current)
+        was_killed = self.previous == release_id and self.rolled_back not in (None, release_id)
+        return self._replace(previous=self.rolled_back) if was_killed else self
+
+
 class ReleaseStore:
-    """The folder of one deployment: ``releases/<id>/`` and the links ``current`` and ``previous``."""
+    """The folder of one deployment: ``releases/<id>/`` and the links ``current``, ``previous`` and ``rolled-back``."""
 
     def __init__(self, root: Path, deployment: str) -> None:
         self.folder = root / deployment
@@ -46,6 +65,40 @@ class ReleaseStore:
             raise VllmError(
                 f"{self.folder / name} is no link ({exc}).", code="bad_layout", remedy="Move it away; this collection keeps a link there."
             ) from exc
+
+    def links(self) -> Links:
+        """What each link names."""
+        return Links(self.linked("current"), self.linked("previous"), self.linked("rolled-back"))
+
+    def ids(self) -> list[str]:
+        """The releases on the disk, the one that was written last first."""
+        found = [path for path in self.releases.glob("*") if _ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+        return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
+
+    def record(self, release_id: str) -> t.Optional[dict[str, t.Any]]:
+        """release.json of a release; None where it is not there or is not what this collection writes."""
+        try:
+            record = json.loads((self.path(release_id) / RELEASE_JSON).read_text(encoding="utf-8"))
+            paths = record["model_path"], record["engine_path"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return t.cast("dict[str, t.Any]", record) if all(isinstance(path, str) for path in paths) else None
+
+    def edited(self, release_id: str) -> list[str]:
+        """What of a release is not as it was written, by its name, which is the hash of its content.
+
+        That hash covers three files, so it cannot tell which of them was edited: all three are named.
+        """
+        folder, record = self.path(release_id), self.record(release_id)
+        try:
+            texts = [(folder / name).read_bytes().decode("utf-8") for name in (ENGINE_YAML, ENVIRONMENT)]
+            whole = record is not None and record["id"] == content_id(record, *texts) == release_id
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            whole = False
+        if record is None or not whole:
+            return [str(folder / name) for name in (ENGINE_YAML, ENVIRONMENT, RELEASE_JSON)]
+        targets = {folder / "engine": record["engine_path"], folder / "model": record["model_path"]}
+        return [str(link) for link, target in targets.items() if not link.is_symlink() or os.readlink(link) != target]
 
     def drift(self, release: Release) -> list[Drift]:
         """What differs between the release on disk and the release that was asked for; nothing when it was never written."""
@@ -89,9 +142,24 @@ class ReleaseStore:
     def switch(self, release_id: str) -> None:
         """Make ``current`` point at the release and ``previous`` at the one before it; each link changes in one step."""
         before = self.linked("current")
+        if self.linked("rolled-back") in (before, release_id):
+            # Whoever deploys a release that was left wants it.
+            (self.folder / "rolled-back").unlink(missing_ok=True)
         if before is not None and before != release_id:
             self._link("previous", before)
         self._link("current", release_id)
+
+    def return_to(self, release_id: str) -> None:
+        """Switch back to a release. The one that is left is noted first, so that a roll-back that is killed is completed, and not undone,
+        by the next one."""
+        now, then = self.links(), self.links().after_return(release_id)
+        for name, before, after in (
+            ("rolled-back", now.rolled_back, then.rolled_back),
+            ("current", now.current, then.current),
+            ("previous", now.previous, then.previous),
+        ):
+            if after is not None and after != before:
+                self._link(name, after)
 
     def _link(self, name: str, release_id: str) -> None:
         staged = self.folder / f".{name}.partial"
