@@ -13,12 +13,15 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ._core.download_job import lock_of
 from ._core.host_files import HostFiles, read_json, unit_name
+from ._core.leftovers import TryLock
 from ._core.restart import restart_reason
 from ._core.unit import UnitState, show_unit
 from ._host import module_runner
+from ._writer_lock import try_writer_lock
 
-__all__ = ["locked", "unit_facts"]
+__all__ = ["locked", "try_lock_of", "unit_facts"]
 
 
 @contextlib.contextmanager
@@ -36,6 +39,24 @@ def locked(root: Path) -> t.Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def try_lock_of(kind: str) -> TryLock:
+    """How to keep others from a folder of this kind: the lock of whoever installs an engine or fetches weights."""
+    if kind == "weights":
+        return lambda folder: try_writer_lock(lock_of(folder))
+    return _try_engine_lock if kind == "engines" else lambda _folder: contextlib.nullcontext(True)
+
+
+@contextlib.contextmanager
+def _try_engine_lock(folder: Path) -> t.Iterator[bool]:
+    with (folder.parent / f".{folder.name}.lock").open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def unit_facts(

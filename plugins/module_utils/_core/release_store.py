@@ -16,7 +16,7 @@ from .durable import sync, write_file
 from .errors import VllmError
 from .release import ENGINE_YAML, ENVIRONMENT, RELEASE_JSON, Release, content_id
 
-__all__ = ["Drift", "Links", "ReleaseStore"]
+__all__ = ["Drift", "Links", "ReleaseStore", "read_record"]
 
 _ID = re.compile(r"[0-9a-f]{12}")
 
@@ -42,6 +42,16 @@ class Links(t.NamedTuple):
             return Links(release_id, self.current, self.current)
         was_killed = self.previous == release_id and self.rolled_back not in (None, release_id)
         return self._replace(previous=self.rolled_back) if was_killed else self
+
+
+def read_record(folder: Path) -> t.Optional[dict[str, t.Any]]:
+    """release.json in the folder of a release; None where it is not there or is not what this collection writes."""
+    try:
+        record = json.loads((folder / RELEASE_JSON).read_text(encoding="utf-8"))
+        paths = record["model_path"], record["engine_path"]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+    return t.cast("dict[str, t.Any]", record) if all(isinstance(path, str) for path in paths) else None
 
 
 class ReleaseStore:
@@ -75,21 +85,13 @@ class ReleaseStore:
         found = [path for path in self.releases.glob("*") if _ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
         return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
 
-    def record(self, release_id: str) -> t.Optional[dict[str, t.Any]]:
-        """release.json of a release; None where it is not there or is not what this collection writes."""
-        try:
-            record = json.loads((self.path(release_id) / RELEASE_JSON).read_text(encoding="utf-8"))
-            paths = record["model_path"], record["engine_path"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-        return t.cast("dict[str, t.Any]", record) if all(isinstance(path, str) for path in paths) else None
-
     def edited(self, release_id: str) -> list[str]:
         """What of a release is not as it was written, by its name, which is the hash of its content.
 
         That hash covers three files, so it cannot tell which of them was edited: all three are named.
         """
-        folder, record = self.path(release_id), self.record(release_id)
+        folder = self.path(release_id)
+        record = read_record(folder)
         try:
             texts = [(folder / name).read_bytes().decode("utf-8") for name in (ENGINE_YAML, ENVIRONMENT)]
             whole = record is not None and record["id"] == content_id(record, *texts) == release_id

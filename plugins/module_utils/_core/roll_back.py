@@ -12,7 +12,7 @@ from pathlib import Path
 from .errors import VllmError
 from .host_files import HostFiles
 from .receipt import read_receipt
-from .release_store import Links, ReleaseStore
+from .release_store import Links, ReleaseStore, read_record
 from .snapshot import some
 
 __all__ = ["choose_release", "refuse_unfit"]
@@ -31,14 +31,14 @@ def choose_release(links: Links, ids: t.Sequence[str], deployment: str, wanted: 
         return _known(wanted, ids, deployment)
     if links.rolled_back not in (None, links.current) and links.previous in (links.rolled_back, links.current):
         return links.current
-    if links.previous in (None, links.current):
+    if links.previous is None or links.previous == links.current:
         others = [release for release in ids if release != links.current]
         raise VllmError(
             f"{deployment} has no release before {links.current}.",
             code="no_previous",
             remedy=f"Name one of {some(others)}." if others else "Deploy another one.",
         )
-    return _known(t.cast(str, links.previous), ids, deployment)
+    return _known(links.previous, ids, deployment)
 
 
 def refuse_unfit(store: ReleaseStore, files: HostFiles, release_id: str) -> None:
@@ -52,7 +52,7 @@ def refuse_unfit(store: ReleaseStore, files: HostFiles, release_id: str) -> None
             remedy=f"{blocked['remedy']} Deploy it so, {_ELSE}.".lstrip(),
         )
     edited = store.edited(release_id)
-    record = store.record(release_id)
+    record = read_record(store.path(release_id))
     if edited or record is None:
         raise VllmError(
             f"{what} was edited: {some(edited)} is not as it was written.",

@@ -45,13 +45,13 @@ class Host:
 
     def run(self, module: str, check: bool = False, **options: t.Any) -> Answer:
         env = environment(PATH=f"{self.folder}:{os.environ['PATH']}", FAKE_SYSTEMD=str(self.folder))
-        common = {"deployment": DEPLOYMENT, "root": str(self.root), "_ansible_check_mode": check, "_ansible_diff": True}
+        common: dict[str, t.Any] = {"deployment": DEPLOYMENT, "root": str(self.root), "_ansible_check_mode": check, "_ansible_diff": True}
         answer = run_module(module, self.folder, env, **common, **options)
         assert "MARKER" not in json.dumps(answer)
         return answer
 
     def deploy(self, max_num_seqs: int) -> str:
-        options = {"arguments": {"max-num-seqs": max_num_seqs}, "api_keys": ["MARKER-key"]}
+        options: dict[str, t.Any] = {"arguments": {"max-num-seqs": max_num_seqs}, "api_keys": ["MARKER-key"]}
         answer = self.run("vllm_release", model_path=str(self.model), engine_path=str(self.engine), **options)
         return t.cast(str, answer["release"])
 
