@@ -13,7 +13,8 @@ version_added: 0.1.0
 description:
   - Writes C(gpufleet-host), one executable file that holds the same code as the modules of this collection,
     so that a unit waits for GPUs, starts its engine and records failures by the rules that a play uses.
-  - The file is a Python zip application; it is replaced in one step and only when its content differs.
+  - The file is a Python zip application; it is replaced in one step and only when its content differs. What is there and was packed by
+    nobody here is kept beside it.
 options:
   dest:
     description: The file to write.
@@ -50,6 +51,11 @@ dest:
   returned: success
   type: str
   sample: /opt/gpufleet/host/bin/gpufleet-host
+backup:
+  description: Where the file that somebody else had put there was copied to.
+  returned: when there was one and it was replaced
+  type: str
+  sample: /opt/gpufleet/host/bin/gpufleet-host.4711.2026-11-29@18:15:00~
 sha256:
   description: Hash of the program, equal on every host that runs the same version.
   returned: success
@@ -58,8 +64,11 @@ sha256:
 """
 
 import hashlib
+import io
 import os
 import typing as t
+import zipfile
+import zlib
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -150,12 +159,23 @@ def application(python: str, main: str) -> bytes:
     return zip_application(files, f"{python} -I")
 
 
-def write(module: AnsibleModule, dest: Path, content: bytes) -> None:
-    """Write beside, then let Ansible move it into place."""
+def is_packed(content: bytes) -> bool:
+    """Whether it is a program as this module packs it, of whatever version, and none of its parts was changed."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return "gpufleet_host/__init__.py" in archive.namelist() and archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error):
+        return False
+
+
+def write(module: AnsibleModule, dest: Path, content: bytes, found: bytes) -> dict[str, str]:
+    """Write beside, then let Ansible move it into place; keep what somebody else had put there."""
+    backup = {"backup": str(module.backup_local(str(dest)))} if found and not is_packed(found) else {}
     staged = Path(module.tmpdir) / "gpufleet-host"
     staged.write_bytes(content)
     module.atomic_move(str(staged), str(dest))
     module.set_mode_if_different(str(dest), "0755", changed=True)
+    return backup
 
 
 def main() -> None:
@@ -173,15 +193,14 @@ def main() -> None:
     found = dest.read_bytes() if dest.is_file() else b""
     changed = found != content or not os.access(dest, os.X_OK)
     before, after = (hashlib.sha256(data).hexdigest() for data in (found, content))
-    if changed and not module.check_mode:
-        write(module, dest, content)
+    backup = write(module, dest, content, found) if changed and not module.check_mode else {}
     diff = {
         "before_header": str(dest),
         "after_header": str(dest),
         "before": f"sha256 {before}\n" if found else "",
         "after": f"sha256 {after}\n",
     }
-    module.exit_json(changed=changed, dest=str(dest), sha256=after, diff=diff)
+    module.exit_json(changed=changed, dest=str(dest), sha256=after, diff=diff, **backup)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ version_added: 0.1.0
 description:
   - A release is one immutable state of a deployment - weights, engine, arguments, environment and GPUs. Its name is a hash of its content.
   - The files are written beside and renamed whole; the links C(current) and C(previous) change in one step. A release that was
-    edited by hand is reported, shown as a diff, moved aside and written again.
+    edited by hand is reported, shown as a diff, moved aside and written again. Files that were made readable get their rights back.
   - Tells whether the running unit must be restarted, by comparing with what the unit was started with, so that a play that was
     interrupted is completed by the next one.
 options:
@@ -121,6 +121,12 @@ drift:
   type: list
   elements: str
   sample: [/etc/gpufleet/minimax-m25/releases/5d1f8a0b6c3e/engine.yaml]
+opened:
+  description: Files of this release whose rights were changed. They are given back, without a restart.
+  returned: success
+  type: list
+  elements: str
+  sample: [/etc/gpufleet/minimax-m25/releases/5d1f8a0b6c3e/engine.yaml]
 backup:
   description: Where the drifted release was moved to.
   returned: when a drifted release was written again
@@ -192,7 +198,7 @@ def release_of(params: t.Mapping[str, t.Any]) -> Release:
 
 def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
     """What changes: the drifted files, or the configuration of the release before and of this one."""
-    drift = store.drift(release)
+    drift = [*store.drift(release), *store.opened(release)]
     if drift:
         return [
             {
@@ -213,16 +219,17 @@ def diff_of(store: ReleaseStore, release: Release) -> list[dict[str, str]]:
 
 def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[str, t.Any]:
     """Write what is missing or drifted, switch the link; in check mode only say so."""
-    drift = [entry.path for entry in store.drift(release)]
+    drift, opened = ([entry.path for entry in found] for found in (store.drift(release), store.opened(release)))
     write = bool(drift) or not store.path(release.id).is_dir()
     current = store.linked("current")
-    result: dict[str, t.Any] = {"changed": write or current != release.id, "drift": drift}
+    result: dict[str, t.Any] = {"changed": write or bool(opened) or current != release.id, "drift": drift, "opened": opened}
     if result["changed"]:
         result["diff"] = diff_of(store, release)
     if not module.check_mode:
         make_folders(store.folder.parent)
         with locked(store.folder.parent):
             backup = store.write(release, time.strftime("%Y%m%dT%H%M%S")) if write else None
+            store.close(release)
             store.switch(release.id)
         if backup:
             result["backup"] = backup

@@ -121,6 +121,17 @@ class ReleaseStore:
                 found.append(Drift(str(path), current, target))
         return found
 
+    def opened(self, release: Release) -> list[Drift]:
+        """Files of the release on disk with other rights than they were written with: the keys in them may be seen."""
+        modes = {self.path(release.id) / name: mode for name, (_text, mode) in release.files().items()}
+        found = {path: path.stat().st_mode & 0o7777 for path in modes if path.is_file()}
+        return [Drift(str(path), f"mode {now:04o}\n", f"mode {modes[path]:04o}\n") for path, now in found.items() if now != modes[path]]
+
+    def close(self, release: Release) -> None:
+        """Give the files of the release their rights again, which needs no other writing of it and no restart."""
+        for name, (_text, mode) in release.files().items():
+            (self.path(release.id) / name).chmod(mode)
+
     def write(self, release: Release, backup_suffix: str) -> t.Optional[str]:
         """Write the release whole; a drifted one is moved aside first. Returns the path of that backup, None without one."""
         final = self.path(release.id)

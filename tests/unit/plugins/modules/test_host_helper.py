@@ -54,7 +54,18 @@ def test_an_edited_or_a_blunted_program_is_put_right(helper: Helper, tmp_path: P
     program.chmod(0o644)
     assert helper()["changed"] and program.stat().st_mode & 0o777 == 0o755
     program.write_text("echo mine\n")
-    assert helper()["changed"] and not helper()["changed"]
+    answer = helper()
+    assert answer["changed"] and Path(answer["backup"]).read_text() == "echo mine\n"
+    assert not helper()["changed"]
+
+
+def test_an_older_version_is_replaced_without_a_backup_and_a_damaged_one_with_it(helper: Helper, tmp_path: Path) -> None:
+    helper(main=HOST_PROGRAM.read_text() + "# older\n")
+    assert "backup" not in helper()
+    content = bytearray((tmp_path / "gpufleet-host").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "gpufleet-host").write_bytes(content)
+    assert "backup" in helper()
 
 
 def test_the_program_runs_by_itself_where_ansible_cannot_be_imported(helper: Helper, tmp_path: Path) -> None:

@@ -105,6 +105,19 @@ def test_an_edited_release_is_shown_moved_aside_and_written_again(host: Host) ->
     assert not host.release()["changed"]
 
 
+def test_keys_that_were_made_readable_are_hidden_again_without_a_new_writing(host: Host) -> None:
+    written = Path(host.release()["path"]) / "engine.yaml"
+    inode = written.stat().st_ino
+    written.chmod(0o644)
+    foretold = host.release(check=True)
+    assert (foretold["changed"], foretold["opened"]) == (True, [str(written)]) and written.stat().st_mode & 0o777 == 0o644
+    done = host.release()
+    assert (done["changed"], done["drift"], done["opened"]) == (True, [], [str(written)])
+    assert (done["diff"][0]["before"], done["diff"][0]["after"]) == ("mode 0644\n", "mode 0600\n")
+    assert (written.stat().st_mode & 0o777, written.stat().st_ino) == (0o600, inode)
+    assert not host.release()["changed"]
+
+
 def test_a_running_unit_that_nobody_here_started_must_be_restarted(host: Host) -> None:
     host.unit("active", NeedDaemonReload="yes")
     answer = host.release()
