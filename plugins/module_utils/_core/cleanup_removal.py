@@ -17,7 +17,7 @@ from pathlib import Path
 from .cleanup import REMOVED, Finding
 from .durable import sync
 from .leftovers import TryLock
-from .receipt import RECEIPT_NAME, identify, read_receipt, write_receipt
+from .receipt import RECEIPT_NAME, Entry, Receipt, identify, read_receipt, write_receipt
 
 __all__ = ["Sizes", "measure", "put_aside", "remove"]
 
@@ -69,28 +69,34 @@ def _part(aside: Path, other: Path, try_lock: TryLock) -> None:
 
     Killed in between, or where somebody writes that snapshot, its receipt no longer speaks for these files, and they are read once more.
     """
-    shared = _files_by_inode(aside)
     with try_lock(other) as free:
         receipt = read_receipt(other) if free else None
-        holding = receipt.holding(other) if receipt else set()
-        if receipt is None or not any(receipt.files[name].inode in shared for name in holding):
+        shared = _shared(aside, other, receipt) if receipt else {}
+        if receipt is None or not shared:
             return
-        files = dict(receipt.files)
-        for name in sorted(holding):
-            entry = files[name]
-            twin = shared.get(entry.inode)
-            if twin and twin.samefile(other / name):
-                twin.unlink()
-                # Of all that was proven only the time of the last change of the links is another one, or the file is not believed.
-                files[name] = entry._replace(ctime_ns=identify(other / name).ctime_ns)
+        for twin in {twin for twins in shared.values() for twin in twins}:
+            twin.unlink()
+        told = {name: _without_a_link(other / name, receipt.files[name]) for name in shared}
         owner = (other / RECEIPT_NAME).stat()
-        written = write_receipt(other, receipt._replace(files=files))
+        written = write_receipt(other, receipt._replace(files={**receipt.files, **told}))
         os.chown(written, owner.st_uid, owner.st_gid)
         written.chmod(owner.st_mode & 0o7777)
 
 
-def _files_by_inode(folder: Path) -> dict[int, Path]:
-    return {path.lstat().st_ino: path for path in _files(folder)}
+def _shared(aside: Path, other: Path, receipt: Receipt) -> dict[str, list[Path]]:
+    """The proven files of the other snapshot that have links in the folder, with those."""
+    links: dict[int, list[Path]] = {}
+    for path in _files(aside):
+        links.setdefault(path.lstat().st_ino, []).append(path)
+    names = [name for name in sorted(receipt.holding(other)) if receipt.files[name].inode in links]
+    found = {name: links[receipt.files[name].inode] for name in names}
+    return {name: twins for name, twins in found.items() if twins[0].samefile(other / name)}
+
+
+def _without_a_link(path: Path, proven: Entry) -> Entry:
+    """What was proven, with the time of now where only that is another one; else the file is not to be believed."""
+    moved = proven._replace(ctime_ns=identify(path).ctime_ns)
+    return moved if moved.is_same_file(identify(path)) else proven
 
 
 def _files(folder: Path) -> t.Iterator[Path]:

@@ -214,6 +214,21 @@ def test_shared_weights_stay_whole_and_proven_in_the_other_snapshot(host: Host) 
     assert answer["unused"][0]["bytes"] - answer["bytes"] == size
 
 
+def test_files_with_several_links_in_both_snapshots_stay_proven(host: Host) -> None:
+    lender = host.weights("c1")
+    other = host.weights("c2", shared_with=lender)
+    for folder in (lender, other):
+        (folder / SHARDS[1]).unlink()
+        (folder / SHARDS[1]).hardlink_to(folder / SHARDS[0])
+        host.prove(folder)
+    host.prove(lender)
+    host.prove(other)
+    host.release(other, host.engine("0.1"))
+    answer = host.run(*KINDS)
+    receipt = read_receipt(other)
+    assert receipt and receipt.holding(other) == set(SHARDS) and answer["removed"] == [str(lender)]
+
+
 def test_a_shared_file_that_was_changed_is_not_proven_by_a_removal(host: Host) -> None:
     lender = host.weights("c1")
     other = host.weights("c2", shared_with=lender)
