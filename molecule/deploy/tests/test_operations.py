@@ -106,6 +106,22 @@ def test_a_play_that_was_killed_before_the_restart_is_completed_by_the_next(oper
     assert Unit(host).shown("MainPID") != before
 
 
+def test_roll_back_serves_the_release_before_and_a_second_one_stays_there(operator: Operator) -> None:
+    host = operator.hosts["gpu2"]
+    left, pid = releases(host)[1], shown(host, UNIT, "MainPID")
+    variables = {"vllm_recipe": "minimax-m2.5"}
+
+    play = operator.play("roll-back", "--limit=gpu2", variables=variables)
+
+    assert play.status == 0
+    running, current = releases(host)
+    assert running == current != left
+    assert "max-num-seqs: 256\n" in host.check_output(f"cat {CURRENT}/engine.yaml")
+    assert shown(host, UNIT, "MainPID") != pid
+    assert operator.play("roll-back", "--limit=gpu2", variables=variables).changed == {"gpu2": 0}
+    assert releases(host) == (current, current)
+
+
 @pytest.mark.long
 def test_stop_frees_the_gpus_and_leaves_the_other_deployment_alone(operator: Operator) -> None:
     host = operator.hosts["gpu1"]
