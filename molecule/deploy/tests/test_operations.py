@@ -108,7 +108,7 @@ def test_a_play_that_was_killed_before_the_restart_is_completed_by_the_next(oper
 
 def test_roll_back_serves_the_release_before_and_a_second_one_stays_there(operator: Operator) -> None:
     host = operator.hosts["gpu2"]
-    left, pid = releases(host)[1], shown(host, UNIT, "MainPID")
+    left, pid = releases(host)[1], Unit(host).shown("MainPID")
     variables = {"vllm_recipe": "minimax-m2.5"}
 
     play = operator.play("roll-back", "--limit=gpu2", variables=variables)
@@ -117,7 +117,7 @@ def test_roll_back_serves_the_release_before_and_a_second_one_stays_there(operat
     running, current = releases(host)
     assert running == current != left
     assert "max-num-seqs: 256\n" in host.check_output(f"cat {CURRENT}/engine.yaml")
-    assert shown(host, UNIT, "MainPID") != pid
+    assert Unit(host).shown("MainPID") != pid
     assert operator.play("roll-back", "--limit=gpu2", variables=variables).changed == {"gpu2": 0}
     assert releases(host) == (current, current)
 
