@@ -17,6 +17,7 @@ from .server_url import request_root
 __all__ = ["FINAL", "Server"]
 
 _PROBE_TIMEOUT = 10.0
+_MOST_PATIENCE = 60.0
 _TOKENS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")
 FINAL = ("tls_untrusted", "name_unknown", "no_permission")
 
@@ -31,6 +32,7 @@ class Server:
         self._facts = facts
         self._health: t.Optional[Response] = None
         self._tokens: t.Optional[float] = None
+        self._patience = _PROBE_TIMEOUT
 
     @property
     def root(self) -> str:
@@ -39,10 +41,10 @@ class Server:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._want.api_key}"} if self._want.api_key else {}
 
-    def get(self, path: str) -> Response:
+    def get(self, path: str, timeout: float = _PROBE_TIMEOUT) -> Response:
         """The key goes to the routes that it guards, and to no other."""
         headers = self.headers() if path.startswith("/v1") else {}
-        return self._effects.transport("GET", f"{self.root}{path}", headers, None, _PROBE_TIMEOUT)
+        return self._effects.transport("GET", f"{self.root}{path}", headers, None, timeout)
 
     def metrics(self) -> str:
         return self.get("/metrics").body.decode("utf-8", "replace")
@@ -59,16 +61,23 @@ class Server:
     def check_listening(self) -> t.Optional[Obstacle]:
         self._health = None
         try:
-            self._health = self.get("/health")
+            self._health = self.get("/health", self._patience)
         except Unreachable as exc:
             if exc.code in FINAL:
                 return Obstacle(exc.message.rstrip("."), exc.code, exc.remedy)
             if exc.code == "timeout":
-                return Obstacle("/health did not answer in time" + (", busy: tokens are being produced" if self.has_made_tokens() else ""))
+                return self._busy_or_silent()
             loading = f", {self._watch.tracker.describe()}" if self._want.unit else ""
             return Obstacle(f"{exc.message.rstrip('.')}{loading}")
         self._facts["address"] = self._health.peer
         return None
+
+    def _busy_or_silent(self) -> Obstacle:
+        """A server under load answers late; the next time it gets longer."""
+        if not self.has_made_tokens():
+            return Obstacle("/health did not answer in time")
+        self._patience = min(_MOST_PATIENCE, 2 * self._patience)
+        return Obstacle("/health did not answer in time, busy: tokens are being produced")
 
     def check_healthy(self) -> t.Optional[Obstacle]:
         status = self._health.status if self._health else 0

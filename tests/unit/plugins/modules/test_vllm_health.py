@@ -10,9 +10,6 @@ import json
 import os
 import signal
 import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
 import typing as t
@@ -20,116 +17,17 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.engine_config import engine_yaml
-from support.running import ROOT, Answer, environment, run_module
-
-UNIT = "vllm-tiny.service"
-INVOCATION = "5c" * 16
-CONFIG = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128}
-SYSTEMCTL = '#!/bin/sh\nexec cat "$FAKE_SYSTEMD/unit"\n'
-JOURNALCTL = """#!/bin/sh
-seen=0
-for word in "$@"; do
-  case $word in --after-cursor=*) seen=${word#*=} ;; --sync) exit 0 ;; esac
-done
-exec tail -n +$((seen + 1)) "$FAKE_SYSTEMD/journal"
-"""
+from support.served_unit import UNIT, ServedUnit
 
 
-class Unit:
-    """The fake engine as a unit: its state in a file that systemctl prints, its output in one that journalctl prints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.model = self._write_model()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process: t.Optional[subprocess.Popen[bytes]] = None
-        for name, text in {"systemctl": SYSTEMCTL, "journalctl": JOURNALCTL}.items():
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
-        (folder / "journal").touch()
-
-    def _write_model(self) -> Path:
-        model = self.folder / "model"
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(CONFIG))
-        names = {f"t{number}": f"model-{number:05d}-of-00009.safetensors" for number in range(8)}
-        for tensor, name in names.items():
-            header = json.dumps({tensor: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-            (model / name).write_bytes(struct.pack("<Q", len(header)) + header + b"data")
-        (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-        return model
-
-    def start(self, *arguments: str, script: str = "load-seconds=0.3") -> Unit:
-        python_path = str(ROOT / "tests" / "bench" / "engine")
-        environment = {**os.environ, "PYTHONPATH": python_path, "FAKE_VLLM_SCRIPT": script, "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "fake_vllm", "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, "--served-model-name", "tiny", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        self._show("active", "running", self.process.pid)
-        threading.Thread(target=self._follow, args=(self.process,), daemon=True).start()
-        return self
-
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout
-        with (self.folder / "journal").open("a") as journal:
-            for number, line in enumerate(process.stdout, 1):
-                moment = str(int(time.time() * 1e6))
-                record = {"MESSAGE": list(line.rstrip(b"\n")), "__CURSOR": str(number), "__REALTIME_TIMESTAMP": moment}
-                journal.write(json.dumps(record) + "\n")
-                journal.flush()
-        status = process.wait()
-        self._show("activating", "auto-restart", 0, Result="exit-code" if status else "success", ExecMainCode=1, ExecMainStatus=abs(status))
-
-    def _show(self, active: str, sub: str, pid: int, **more: t.Any) -> None:
-        state = {"LoadState": "loaded", "ActiveState": active, "SubState": sub, "MainPID": pid, "InvocationID": INVOCATION, **more}
-        fresh = self.folder / "unit.new"
-        fresh.write_text("".join(f"{key}={value}\n" for key, value in state.items()))
-        fresh.rename(self.folder / "unit")
-
-    def health(self, *, unit: bool = False, check_mode: bool = False, **options: t.Any) -> Answer:
-        arguments = {"url": self.url, "timeout": 20, "unit": UNIT if unit else None, "_ansible_check_mode": check_mode, **options}
-        path = f"{self.folder}:{os.environ['PATH']}"
-        env = environment(PATH=path, FAKE_SYSTEMD=str(self.folder), http_proxy="http://127.0.0.1:9")
-        return run_module("vllm_health", self.folder, env, **{name: value for name, value in arguments.items() if value is not None})
-
-    def ready(self) -> Unit:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
-                return self
-            time.sleep(0.02)
-        raise AssertionError("the fake engine did not come up")
-
-    def end(self) -> None:
-        if self.process:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-@pytest.fixture
-def unit(tmp_path: Path) -> t.Iterator[Unit]:
-    fake = Unit(tmp_path)
-    yield fake
-    fake.end()
-
-
-def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: Unit) -> None:
+def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: ServedUnit) -> None:
     health = unit.start(script="load-seconds=4").health(served_model_name="tiny", model_path=str(unit.model))
     assert (health["level"], health["ready"], health["changed"]) == ("answering", True, False)
     assert (health["answer"], health["version"], health["loaded_path"]) == ("42", "0.33.0", str(unit.model))
     assert health["waited_seconds"] > 0.5
 
 
-def write_release(unit: Unit, model: Path, *keys: str) -> dict[str, t.Any]:
+def write_release(unit: ServedUnit, model: Path, *keys: str) -> dict[str, t.Any]:
     """The current release of a deployment that the fake engine serves; options of the module."""
     current = unit.folder / "etc" / "tiny" / "current"
     current.mkdir(parents=True)
@@ -139,7 +37,7 @@ def write_release(unit: Unit, model: Path, *keys: str) -> dict[str, t.Any]:
     return {"deployment": "tiny", "root": str(unit.folder / "etc")}
 
 
-def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_which_model(unit: Unit) -> None:
+def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_which_model(unit: ServedUnit) -> None:
     unit.start("--api-key", "MARKER-one").ready()
     of_it = write_release(unit, unit.model, "MARKER-one", "MARKER-two")
     health = unit.health(url=None, **of_it)
@@ -148,21 +46,21 @@ def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_wh
     assert unit.health(url=None, **of_it, api_key="MARKER-wrong")["code"] == "key_refused"
 
 
-def test_a_release_that_is_not_what_runs_is_a_failure(unit: Unit) -> None:
+def test_a_release_that_is_not_what_runs_is_a_failure(unit: ServedUnit) -> None:
     unit.start().ready()
     health = unit.health(url=None, **write_release(unit, unit.folder / "another-model"))
     assert health["failed"] and health["code"] == "wrong_model_path"
 
 
-def test_a_deployment_without_a_release_and_neither_url_nor_deployment_are_refused(unit: Unit) -> None:
+def test_a_deployment_without_a_release_and_neither_url_nor_deployment_are_refused(unit: ServedUnit) -> None:
     answer = unit.health(url=None, deployment="tiny", root=str(unit.folder))
     assert (answer["failed"], answer["code"]) == (True, "no_release")
     assert "one of the following is required: url, deployment" in unit.health(url=None)["msg"]
 
 
-def test_with_a_unit_the_journal_tells_phases_and_progress(unit: Unit) -> None:
+def test_with_a_unit_the_journal_tells_phases_and_progress(unit: ServedUnit) -> None:
     progress = unit.folder / "progress"
-    unit._show("activating", "start-pre", 0)
+    unit.show("activating", "start-pre", 0)
 
     def start_it_once_the_module_waits() -> None:
         end = time.monotonic() + 20
@@ -179,7 +77,7 @@ def test_with_a_unit_the_journal_tells_phases_and_progress(unit: Unit) -> None:
     assert health["phase"] == "serving" and json.loads(progress.read_text())["what"]
 
 
-def test_a_start_that_fails_is_said_within_a_second_with_cause_and_lines(unit: Unit) -> None:
+def test_a_start_that_fails_is_said_within_a_second_with_cause_and_lines(unit: ServedUnit) -> None:
     unit.start(script="load-seconds=0.5,crash-at-shard=4")
     health = unit.health(unit=True)
     assert unit.process
@@ -188,28 +86,28 @@ def test_a_start_that_fails_is_said_within_a_second_with_cause_and_lines(unit: U
     assert any("unspecified launch failure" in line for line in health["evidence"])
 
 
-def test_an_engine_that_dies_while_it_answers_leaves_its_cause(unit: Unit) -> None:
+def test_an_engine_that_dies_while_it_answers_leaves_its_cause(unit: ServedUnit) -> None:
     unit.start(script="load-seconds=0.2,answer-seconds=3,engine-dies-after=1")
     health = unit.health(unit=True)
     assert (health["code"], health["cause"], health["restarts"]) == ("unit_failed", "engine_died", 0)
 
 
-def test_a_load_that_hangs_is_told_from_a_slow_one(unit: Unit) -> None:
+def test_a_load_that_hangs_is_told_from_a_slow_one(unit: ServedUnit) -> None:
     health = unit.start(script="load-seconds=0.2,hang-at-shard=4").health(unit=True, stall_timeout=1.5)
     assert (health["code"], health["level"]) == ("stalled", "alive")
     assert "loading weights, 3/8 shards" in health["msg"]
 
 
-def test_a_port_that_another_process_holds_is_refused(unit: Unit) -> None:
+def test_a_port_that_another_process_holds_is_refused(unit: ServedUnit) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", unit.port))
         other.listen()
-        unit._show("active", "running", 1)
+        unit.show("active", "running", 1)
         health = unit.health(unit=True)
     assert health["code"] == "port_foreign" and f"pid {os.getpid()}" in health["msg"]
 
 
-def test_the_key_is_needed_checked_and_never_shown(unit: Unit) -> None:
+def test_the_key_is_needed_checked_and_never_shown(unit: ServedUnit) -> None:
     unit.start("--api-key", "right-MARKER").ready()
     assert unit.health()["code"] == "key_needed"
     refused = unit.health(api_key="wrong-MARKER")
@@ -222,19 +120,19 @@ def test_the_key_is_needed_checked_and_never_shown(unit: Unit) -> None:
 @pytest.mark.parametrize(
     ("options", "code"), [({"served_model_name": "other"}, "wrong_model_name"), ({"model_path": "/new"}, "wrong_model_path")]
 )
-def test_another_model_is_refused_at_once(unit: Unit, options: dict[str, t.Any], code: str) -> None:
+def test_another_model_is_refused_at_once(unit: ServedUnit, options: dict[str, t.Any], code: str) -> None:
     health = unit.start().health(**options)
     assert (health["code"], health["level"]) == (code, "healthy")
 
 
-def test_incoherent_answers_fail_unless_any_text_will_do(unit: Unit) -> None:
+def test_incoherent_answers_fail_unless_any_text_will_do(unit: ServedUnit) -> None:
     unit.start(script="load-seconds=0.1,answer=gibberish")
     judged = unit.health()
     assert (judged["code"], judged["level"]) == ("wrong_answer", "serving") and "ancé" in judged["msg"]
     assert unit.health(answer_check="any")["ready"]
 
 
-def test_a_stopped_engine_process_is_found_by_its_silence(unit: Unit) -> None:
+def test_a_stopped_engine_process_is_found_by_its_silence(unit: ServedUnit) -> None:
     unit.start().ready()
     assert unit.process
     children = Path(f"/proc/{unit.process.pid}/task/{unit.process.pid}/children").read_text().split()
@@ -243,7 +141,7 @@ def test_a_stopped_engine_process_is_found_by_its_silence(unit: Unit) -> None:
     assert health["code"] == "generation_timeout" and "/health answered 200" in health["msg"]
 
 
-def test_check_mode_looks_once_and_fails_for_nothing(unit: Unit) -> None:
+def test_check_mode_looks_once_and_fails_for_nothing(unit: ServedUnit) -> None:
     before = unit.health(check_mode=True)
     assert "failed" not in before and (before["level"], before["ready"]) == ("", False)
     unit.start("--api-key", "k").ready()
@@ -251,18 +149,18 @@ def test_check_mode_looks_once_and_fails_for_nothing(unit: Unit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"url": "127.0.0.1:8000"}, "no http or https address"), ({"level": "alive"}, "unit is not given")]
+    ("options", "said"), [({"url": "127.0.0.1:8000"}, "no http, https or unix address"), ({"level": "alive"}, "unit is not given")]
 )
-def test_bad_options_are_refused(unit: Unit, options: dict[str, t.Any], said: str) -> None:
+def test_bad_options_are_refused(unit: ServedUnit, options: dict[str, t.Any], said: str) -> None:
     assert said in unit.health(**options)["msg"]
 
 
-def test_without_systemd_a_unit_cannot_be_judged(unit: Unit) -> None:
+def test_without_systemd_a_unit_cannot_be_judged(unit: ServedUnit) -> None:
     (unit.folder / "systemctl").write_text("#!/bin/sh\necho 'System has not been booted with systemd' >&2\nexit 1\n")
     assert unit.health(unit=True)["code"] == "systemd_unavailable"
 
 
-def test_something_that_does_not_speak_http_is_waited_for_and_named(unit: Unit) -> None:
+def test_something_that_does_not_speak_http_is_waited_for_and_named(unit: ServedUnit) -> None:
     with socket.create_server(("127.0.0.1", unit.port)) as other:
 
         def greet() -> None:
