@@ -31,7 +31,10 @@ Reply = t.Union[str, tuple[int, t.Any]]
 
 
 class VirtualHost:
-    """Times are virtual seconds. ``unit`` and ``serves`` are lists of (from when, what); ``journal`` of (when, start, line)."""
+    """Times are virtual seconds. ``unit`` is a list of (from when, what), ``journal`` of (when, start, line).
+
+    ``late`` has how long each of the next answers of a path takes.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,6 +49,7 @@ class VirtualHost:
             "/v1/models": (200, {"data": [{"id": "m", "root": "/models/m", "max_model_len": 4096}]}),
             "/v1/chat/completions": says("42"),
         }
+        self.late: dict[str, list[float]] = {}
         self.tokens_per_second = 0.0
         self.reports: list[t.Mapping[str, t.Any]] = []
         self.asked: list[tuple[str, t.Mapping[str, str]]] = []
@@ -93,6 +97,11 @@ class VirtualHost:
     ) -> Response:
         path = url.partition("8000")[2]
         self.asked.append((path, headers or {}))
+        delay = self.late[path].pop(0) if self.late.get(path) else 0.0
+        if delay >= timeout:
+            self.now += timeout
+            raise Unreachable(f"{url}: timeout.", code="timeout")
+        self.now += delay
         reply = "refused" if self.now < self.open_from else self.routes.get(path, (404, {"detail": "Not Found"}))
         if isinstance(reply, str):
             self.now += timeout if reply == "timeout" else 0

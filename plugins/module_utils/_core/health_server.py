@@ -32,7 +32,7 @@ class Server:
         self._facts = facts
         self._health: t.Optional[Response] = None
         self._tokens: t.Optional[float] = None
-        self._patience = _PROBE_TIMEOUT
+        self._patience = self._limit = min(_PROBE_TIMEOUT, max(1.0, want.timeout))
 
     @property
     def root(self) -> str:
@@ -41,10 +41,10 @@ class Server:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._want.api_key}"} if self._want.api_key else {}
 
-    def get(self, path: str, timeout: float = _PROBE_TIMEOUT) -> Response:
+    def get(self, path: str, timeout: t.Optional[float] = None) -> Response:
         """The key goes to the routes that it guards, and to no other."""
         headers = self.headers() if path.startswith("/v1") else {}
-        return self._effects.transport("GET", f"{self.root}{path}", headers, None, timeout)
+        return self._effects.transport("GET", f"{self.root}{path}", headers, None, timeout or self._limit)
 
     def metrics(self) -> str:
         return self.get("/metrics").body.decode("utf-8", "replace")
