@@ -72,6 +72,7 @@ def http_transport(
             with _time_limit(timeout):
                 return exchange(method, url, headers or {}, body, timeout)
         except (_Over, URLError, OSError, ValueError, http.client.HTTPException) as exc:
+            _stop_alarm()  # it may have rung just as it was to be stopped
             shown = url if unix_socket is None else f"unix://{unix_socket} {urlsplit(url).path}"
             raise _unreachable(shown, exc) from exc
 
@@ -79,19 +80,19 @@ def http_transport(
 
 
 def is_of_this_host(url: str) -> bool:
-    """Whether the address belongs to one of this host's interfaces: exactly those can be bound."""
+    """Whether the address belongs to one of this host's interfaces: to itself a host speaks from that address. Nothing is sent."""
     try:
-        found = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(urlsplit(url).hostname, 9, type=socket.SOCK_DGRAM)
     except OSError:
         return False
-    return any(_can_be_bound(family, address) for family, _type, _protocol, _name, address in found)
+    return any(_source_towards(family, address) == address[0] for family, _type, _protocol, _name, address in found)
 
 
-def _can_be_bound(family: int, address: t.Any) -> bool:
+def _source_towards(family: int, address: t.Any) -> t.Optional[str]:
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind(address)
-        return True
-    return False
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+    return None
 
 
 class _Over(Exception):
@@ -113,8 +114,13 @@ def _time_limit(seconds: float) -> t.Iterator[None]:
     try:
         yield
     finally:
+        _stop_alarm()
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+def _stop_alarm() -> None:
+    if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _ring(_number: int, _frame: t.Any) -> t.NoReturn:

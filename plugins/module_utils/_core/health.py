@@ -61,7 +61,7 @@ class _Ladder:
         self._facts.update(listeners=[], notes=[])
         self.watch = UnitWatch(want, effects)
         self._server = Server(want, effects, self.watch, self._facts)
-        self._drain = Drain(want, self._server, self.watch, self._facts, looks=looks)
+        self._drain = Drain(want, effects, self._server, self.watch, self._facts, looks=looks)
         self._started = effects.clock()
         self._reached_at: dict[str, float] = {}
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import typing as t
 
+from .health_listeners import check_owner
 from .health_server import FINAL, Server
-from .health_types import Facts, Obstacle, Want
+from .health_types import Effects, Facts, Obstacle, Want
 from .health_unit import UnitWatch
 from .http import Unreachable
 from .metrics import sum_of
@@ -23,8 +24,9 @@ _DONE = ("vllm:request_success_total", "vllm:generation_tokens_total", "vllm:pro
 class Drain:
     """Nothing runs, nothing waits, and nothing was done since the look before: a request on its way in is not counted yet."""
 
-    def __init__(self, want: Want, server: Server, watch: UnitWatch, facts: Facts, *, looks: int) -> None:
+    def __init__(self, want: Want, effects: Effects, server: Server, watch: UnitWatch, facts: Facts, *, looks: int) -> None:
         self._want = want
+        self._effects = effects
         self._server = server
         self._watch = watch
         self._facts = facts
@@ -36,6 +38,9 @@ class Drain:
         """A server that is not there has nothing to answer either."""
         if self._want.unit and self._is_gone():
             return None
+        foreign = check_owner(self._want, self._effects, self._watch, self._facts) if self._want.unit else None
+        if foreign:
+            return foreign
         try:
             response = self._server.get("/metrics")
         except Unreachable as exc:

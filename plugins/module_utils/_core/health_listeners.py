@@ -17,7 +17,7 @@ from .health_unit import UnitWatch
 from .listeners import Listener, find_listeners, find_socket_file
 from .server_url import port_of, socket_path
 
-__all__ = ["check_expected", "check_listeners"]
+__all__ = ["check_expected", "check_listeners", "check_owner"]
 
 
 class _Expected(t.NamedTuple):
@@ -42,32 +42,47 @@ def check_listeners(want: Want, effects: Effects, watch: UnitWatch, facts: Facts
     """The address must be held by the unit, or an old server's answers pass for the new one's; and nothing else may be open."""
     if not want.unit:
         return None
-    path, port = socket_path(want.url), port_of(want.url)
     every = find_listeners(effects.proc)
-    holders = find_socket_file(effects.proc, path, effects.real_path) if path else [one for one in every if one.port == port]
-    where = f"socket {path}" if path else f"port {port}"
+    holders = _holders(every, want, effects)
     if not holders:
-        return Obstacle(f"nothing listens on {where} yet, {watch.tracker.describe()}")
-    foreign = _foreign(holders, where, want, watch, facts)
+        return Obstacle(f"nothing listens on {_where(want)} yet, {watch.tracker.describe()}")
+    foreign = _foreign(holders, want, watch, facts)
     if foreign:
         return foreign
     own = [one for one in every if watch.owns(one)]
     facts["listeners"] = [one._asdict() for one in own]
-    return _unexpected(own, None if path else port, want)
+    return _unexpected(own, want)
 
 
-def _foreign(holders: t.Sequence[Listener], where: str, want: Want, watch: UnitWatch, facts: Facts) -> t.Optional[Obstacle]:
+def check_owner(want: Want, effects: Effects, watch: UnitWatch, facts: Facts) -> t.Optional[Obstacle]:
+    """Whether somebody else answers at the address; nobody is no obstacle."""
+    holders = _holders(find_listeners(effects.proc), want, effects)
+    return _foreign(holders, want, watch, facts) if holders else None
+
+
+def _holders(every: t.Sequence[Listener], want: Want, effects: Effects) -> list[Listener]:
+    path, port = socket_path(want.url), port_of(want.url)
+    return find_socket_file(effects.proc, path, effects.real_path) if path else [one for one in every if one.port == port]
+
+
+def _where(want: Want) -> str:
+    path = socket_path(want.url)
+    return f"socket {path}" if path else f"port {port_of(want.url)}"
+
+
+def _foreign(holders: t.Sequence[Listener], want: Want, watch: UnitWatch, facts: Facts) -> t.Optional[Obstacle]:
     if any(watch.owns(holder) for holder in holders):
         return None
     known = [holder for holder in holders if holder.pid]
     if not known:
-        facts.note(f"the owner of {where} is not visible, so it was not checked")
+        facts.note(f"the owner of {_where(want)} is not visible, so it was not checked")
         return None
-    reason = f"{where} does not belong to {want.unit}: {known[0].describe()}"
+    reason = f"{_where(want)} does not belong to {want.unit}: {known[0].describe()}"
     return Obstacle(reason, "port_foreign", "Stop that process or change the port.")
 
 
-def _unexpected(own: t.Sequence[Listener], port: t.Optional[int], want: Want) -> t.Optional[Obstacle]:
+def _unexpected(own: t.Sequence[Listener], want: Want) -> t.Optional[Obstacle]:
+    port = port_of(want.url)
     expected = [_expected(entry) for entry in want.expected_listeners]
     found = [one for one in own if one.port != port and not _is_loopback(one) and not any(entry.covers(one) for entry in expected)]
     if not found:

@@ -394,6 +394,8 @@ def test_a_server_that_does_not_run_or_only_loads_is_drained_and_one_that_does_n
     assert unit.health(unit=True, level="drained", url=f"http://127.0.0.1:{free_port()}")["ready"]
     server.routes["/metrics"] = (200, "python_info 1\n")
     assert unit.health(url=server.url, level="drained")["code"] == "no_metrics"
+    unit.show("active", "running", 1)
+    assert unit.health(unit=True, url=server.url, level="drained")["code"] == "port_foreign"
 
 
 # -- what is said ----------------------------------------------------------------------------------------------------------
