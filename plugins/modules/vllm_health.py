@@ -335,44 +335,16 @@ notes:
 import os
 import time
 import typing as t
-from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils._core.engine_config import address, names_of, read_engine_yaml
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.health import DRAINED, LEVELS, Effects, Want, look_once, wait_ready
-from ..module_utils._core.health_listeners import check_expected
-from ..module_utils._core.host_files import read_json, unit_name
-from ..module_utils._core.release import deployment_name
-from ..module_utils._core.server_url import is_loopback, server_root, socket_path
+from ..module_utils._core.health_target import of_release, options_of
+from ..module_utils._core.server_url import is_loopback, socket_path
 from ..module_utils._host import module_runner, proc_fs
 from ..module_utils._http import http_transport, is_of_this_host
 from ..module_utils._progress import progress_writer
-
-
-def of_release(root: str, deployment: str) -> dict[str, t.Any]:
-    """What the current release of a deployment says of its server."""
-    current = Path(root) / deployment_name(deployment) / "current"
-    record = read_json(current / "release.json")
-    if record is None:
-        raise VllmError(f"{current} holds no release.", code="no_release", remedy=f"Deploy {deployment}, or give url and unit.")
-    options = read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
-    names, keys = names_of(options, "served-model-name"), names_of(options, "api-key")
-    target = {"url": address(options), "unit": unit_name(deployment), "model_path": record["model_path"]}
-    return {**target, "served_model_name": next(iter(names), None), "api_key": next(iter(keys), None)}
-
-
-def options_of(params: t.Mapping[str, t.Any]) -> Want:
-    """The module's options as the core takes them."""
-    if params["level"] == "alive" and not params["unit"]:
-        raise VllmError("level is alive and unit is not given.", code="bad_options", remedy="Set unit: only systemd knows what is alive.")
-    key = params["api_key"] or ""
-    if not (key.isascii() and key.isprintable()):
-        raise VllmError("api_key holds characters that no HTTP header can carry.", code="bad_options", remedy="Give the key without them.")
-    check_expected(params["expected_listeners"])
-    known = {name: params[name] for name in Want._fields if params[name] is not None}
-    return Want(**{**known, "url": server_root(params["url"])})
 
 
 def effects_of(module: AnsibleModule, want: Want) -> Effects:
