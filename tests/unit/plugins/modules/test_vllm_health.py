@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import typing as t
@@ -22,6 +23,7 @@ import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.engine_config import engine_yaml
 from support.running import wait_for
 from support.served_unit import UNIT, HandMade, ServedUnit, free_port, says
+from support.units import UnitGroup, is_possible
 
 
 def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: ServedUnit) -> None:
@@ -288,6 +290,17 @@ def test_a_second_listener_beyond_loopback_is_a_failure_unless_it_is_expected(un
     assert health["ready"] and {"address": "127.0.0.1", "port": server.port} == {
         key: health["listeners"][0][key] for key in ("address", "port")
     }
+
+
+@pytest.mark.skipif(not is_possible(), reason="control groups cannot be made here")
+def test_a_worker_of_the_unit_that_listens_beyond_loopback_is_named(unit: ServedUnit, server: HandMade) -> None:
+    listen = "import socket, time; held = socket.create_server(('0.0.0.0', 0)); print(flush=True); time.sleep(60)"
+    unit.is_served_by(server)
+    with UnitGroup(UNIT) as group:
+        worker = group.start([sys.executable, "-c", listen])
+        health = unit.health(unit=True)
+    assert health["code"] == "unexpected_listener" and f"pid {worker.pid} (" in health["msg"] and f", {UNIT})" in health["msg"]
+    assert {listener["pid"] for listener in health["listeners"]} == {os.getpid(), worker.pid}
 
 
 def test_the_served_port_may_be_open_to_all_and_an_entry_that_says_nothing_is_refused(unit: ServedUnit) -> None:
