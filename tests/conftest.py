@@ -16,7 +16,7 @@ TESTS = Path(__file__).resolve().parent
 # A link there leads back to the checkout; and the helpers of the tests are the package ``support``.
 sys.path[:0] = [str(TESTS.parent / "playbooks" / "collections"), str(TESTS)]
 
-pytest_plugins = ["support.download_bench", "support.gpu_machine"]
+pytest_plugins = ["support.download_bench", "support.gpu_machine", "support.served_unit"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

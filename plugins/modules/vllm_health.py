@@ -11,17 +11,20 @@ module: vllm_health
 short_description: Wait until a vLLM server is ready, or say at once why it will not be
 version_added: 0.1.0
 description:
-  - Climbs a ladder and reports the rung it reached. The unit is alive; its own processes hold the port; C(/health) says so; the API key
-    is taken and the intended model is served from the intended path; a question with one right answer gets it.
+  - Climbs a ladder and reports the rung it reached. The unit is alive; its own processes hold the port and listen on nothing else beyond
+    loopback; C(/health) says so; the API key is taken and the intended model is served from the intended path; a question with one right
+    answer gets it.
   - Goes on waiting while a start is under way, however long that is visible in the journal, and moves its deadline with the shards that
     are read, the phases that pass and the graphs that are captured.
   - Fails at once, with the cause from the journal of exactly that start and the remedy, where the unit failed or was restarted meanwhile,
     where the key is refused, another model is served, or the model answers nonsense.
+  - Waits as well until nothing is in flight any more, so that a server can be stopped and no request is lost.
 options:
   url:
     description:
-      - Root of the server, without C(/v1). For an address that means all of the host's, such as V(0.0.0.0), the loopback address is taken.
-      - Proxy settings of the environment are ignored for a loopback address, and wherever O(unit) is given.
+      - Root of the server, without C(/v1). A root path belongs to it (V(http://127.0.0.1:8000/vllm)).
+      - For an address that means all of the host's, such as V(0.0.0.0), the loopback address is taken.
+      - A server that listens on a socket file is V(unix:///run/vllm.sock).
       - Required without O(deployment).
     type: str
   deployment:
@@ -48,9 +51,13 @@ options:
     description: Folder from which the server must have loaded the model, taken as it is. Not compared where it is not given.
     type: str
   level:
-    description: The rung to wait for.
+    description:
+      - The rung to wait for.
+      - V(drained) is none of the ladder. It is reached when no request runs or waits, as the server's own C(/metrics) count them, and none
+        came in between two looks. A server that does not run, or refuses connections, is drained. Take it out of its balancer first.
+      - For V(drained) nothing but O(timeout) limits the wait.
     type: str
-    choices: [alive, listening, healthy, serving, answering]
+    choices: [alive, listening, healthy, serving, answering, drained]
     default: answering
   timeout:
     description:
@@ -65,19 +72,36 @@ options:
     type: float
     default: 300.0
   answer_timeout:
-    description: How many seconds one generation may take. The first one of a server can take long.
+    description:
+      - How many seconds one generation may take. The first one of a server can take long.
+      - A generation that takes longer is waited for again while the server's counters say that it produces tokens.
     type: float
     default: 120.0
   answer_check:
     description:
       - V(judged) wants the right answer to one of two simple questions. A reasoning model may still be thinking when its tokens are spent.
-      - V(any) is content with any generated text, for models that know nothing.
+      - V(any) is content with any generated text, for models that know nothing. Silence, and logprobs or vectors that are not finite, are
+        failures all the same.
     type: str
     choices: [judged, any]
     default: judged
+  expected_listeners:
+    description:
+      - What the unit's processes may listen on beyond loopback besides the port of the server, each entry a port (V(29500)), an address
+        (V(10.0.0.5)), a network (V(10.0.0.0/24)), an address with a port (V(10.0.0.5:29500), V([fd00::5]:29500)), or V(*) for anything.
+      - Any other listener is a failure where O(unit) is given. The processes of an engine trust whoever reaches their sockets.
+    type: list
+    elements: str
+    default: []
   ca_path:
     description: PEM file with the CA that signed the server's certificate.
     type: path
+  use_proxy:
+    description:
+      - Whether the proxy variables of the environment are heeded.
+      - They never are for a loopback address, an address of this host or a socket file, nor where O(unit) is given.
+    type: bool
+    default: true
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
   - gpufleet.vllm.attributes.read_only
@@ -89,6 +113,7 @@ attributes:
 notes:
   - Run it as root where O(unit) is given. The journal and the owner of the port are not visible otherwise.
   - A vLLM server listens only when its model is loaded. Until then every connection is refused, which says nothing.
+  - The key is sent as a header, to the routes below C(/v1) alone, and never to where a server redirects to.
 seealso:
   - module: gpufleet.vllm.listener_info
   - module: gpufleet.vllm.gpu_memory_wait
@@ -110,6 +135,19 @@ EXAMPLES = r"""
 - name: See that the current release of a deployment answers
   gpufleet.vllm.vllm_health:
     deployment: minimax-m25
+  become: true
+
+- name: Wait until a server that its balancer sends nothing to has answered what it was asked
+  gpufleet.vllm.vllm_health:
+    deployment: minimax-m25
+    level: drained
+    timeout: 600
+  become: true
+
+- name: Wait for a server behind a socket file
+  gpufleet.vllm.vllm_health:
+    url: unix:///run/vllm-minimax-m25/api.sock
+    unit: vllm-minimax-m25.service
   become: true
 
 - name: See how far a server is
@@ -139,10 +177,11 @@ reason:
   sample: vllm-minimax-m25.service is answering
 code:
   description:
-    - A stable word for a failure. V(unit_failed) (see RV(cause)), V(unit_not_found), V(unit_not_running), V(port_foreign), V(engine_dead),
-      V(key_needed), V(key_refused), V(wrong_model_name), V(wrong_model_path), V(generation_timeout), V(empty_answer), V(degenerate_answer),
-      V(wrong_answer), V(request_refused), V(stalled), V(timeout), V(tls_untrusted), V(name_unknown), V(no_release),
-      V(no_permission).
+    - A stable word for a failure. V(unit_failed) (see RV(cause)), V(unit_not_found), V(unit_not_running), V(port_foreign),
+      V(unexpected_listener), V(engine_dead), V(key_needed), V(key_refused), V(wrong_model_name), V(wrong_model_path),
+      V(generation_timeout), V(empty_answer), V(degenerate_answer), V(broken_numbers), V(wrong_answer), V(request_refused), V(no_metrics),
+      V(stalled), V(timeout), V(tls_untrusted), V(name_unknown), V(no_release), V(no_permission), V(bad_url), V(bad_options),
+      V(systemd_unavailable).
   returned: failure
   type: str
   sample: unit_failed
@@ -214,6 +253,57 @@ latency:
   returned: always
   type: float
   sample: 0.21
+tokens_per_second:
+  description: Generated tokens by RV(latency), which counts the time to the first of them too. V(null) where none were generated.
+  returned: always
+  type: float
+  sample: 9.52
+tokens:
+  description: How many tokens were generated.
+  returned: when it was asked
+  type: int
+  sample: 2
+address:
+  description: Address that answered, of all that the name in O(url) has; a proxy's where one was used. V(null) for a socket file.
+  returned: always
+  type: str
+  sample: 127.0.0.1
+listeners:
+  description: Every TCP port that the unit's processes listen on. Empty where O(unit) is not given, and until the server's port is open.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    address:
+      description: Address, V(0.0.0.0) or V(::) for all of them.
+      type: str
+      sample: 127.0.0.1
+    port:
+      description: Port.
+      type: int
+      sample: 8000
+    pid:
+      description: Process that holds it.
+      type: int
+      sample: 4711
+    name:
+      description: Name of that process.
+      type: str
+      sample: vllm
+    unit:
+      description: Systemd unit of that process.
+      type: str
+      sample: vllm-minimax-m25.service
+requests_running:
+  description: How many requests are being answered.
+  returned: for level V(drained), when the server counts them
+  type: int
+  sample: 0
+requests_waiting:
+  description: How many requests wait for their turn.
+  returned: for level V(drained), when the server counts them
+  type: int
+  sample: 0
 version:
   description: Version of the server.
   returned: always
@@ -245,66 +335,29 @@ notes:
 import os
 import time
 import typing as t
-from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils._core.engine_config import address, names_of, read_engine_yaml
 from ..module_utils._core.errors import VllmError
-from ..module_utils._core.health import LEVELS, Effects, Want, look_once, wait_ready
-from ..module_utils._core.host_files import read_json, unit_name
-from ..module_utils._core.release import deployment_name
+from ..module_utils._core.health import DRAINED, LEVELS, Effects, Want, look_once, wait_ready
+from ..module_utils._core.health_target import of_release, options_of
+from ..module_utils._core.server_url import is_loopback, socket_path
 from ..module_utils._host import module_runner, proc_fs
-from ..module_utils._http import http_transport
+from ..module_utils._http import http_transport, is_of_this_host
 from ..module_utils._progress import progress_writer
-
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-
-
-def server_root(url: str) -> str:
-    """The address to ask: no slash at the end, and a host in place of the word for all of them."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise VllmError(
-            f"url is {url!r}, which is no http or https address.", code="bad_url", remedy="Set it to one like http://127.0.0.1:8000."
-        )
-    host = LOOPBACK.get(parts.hostname)
-    port = f":{parts.port}" if parts.port else ""
-    return urlunsplit(parts._replace(netloc=f"{host}{port}" if host else parts.netloc, path=parts.path.rstrip("/"), query="", fragment=""))
-
-
-def is_loopback(url: str) -> bool:
-    """An address of this host that no proxy can reach."""
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def of_release(root: str, deployment: str) -> dict[str, t.Any]:
-    """What the current release of a deployment says of its server."""
-    current = Path(root) / deployment_name(deployment) / "current"
-    record = read_json(current / "release.json")
-    if record is None:
-        raise VllmError(f"{current} holds no release.", code="no_release", remedy=f"Deploy {deployment}, or give url and unit.")
-    options = read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
-    names, keys = names_of(options, "served-model-name"), names_of(options, "api-key")
-    target = {"url": address(options), "unit": unit_name(deployment), "model_path": record["model_path"]}
-    return {**target, "served_model_name": next(iter(names), None), "api_key": next(iter(keys), None)}
-
-
-def options_of(params: t.Mapping[str, t.Any]) -> Want:
-    """The module's options as the core takes them."""
-    if params["level"] == "alive" and not params["unit"]:
-        raise VllmError("level is alive and unit is not given.", code="bad_options", remedy="Set unit: only systemd knows what is alive.")
-    known = {name: params[name] for name in Want._fields if params[name] is not None}
-    return Want(**{**known, "url": server_root(params["url"])})
 
 
 def effects_of(module: AnsibleModule, want: Want) -> Effects:
     """The real host."""
-    use_proxy = not (want.unit or is_loopback(want.url))
+    is_here = want.unit or is_loopback(want.url) or is_of_this_host(want.url)
+    transport = http_transport(
+        ca_path=module.params["ca_path"],
+        use_proxy=module.params["use_proxy"] and not is_here,
+        unix_socket=socket_path(want.url),
+        follow_redirects="none",
+    )
     return Effects(
-        transport=http_transport(ca_path=module.params["ca_path"], use_proxy=use_proxy),
+        transport=transport,
         runner=module_runner(module),
         clock=time.monotonic,
         sleep=time.sleep,
@@ -324,12 +377,14 @@ def argument_spec() -> dict[str, t.Any]:
         "api_key": {"type": "str", "no_log": True},
         "served_model_name": {"type": "str"},
         "model_path": {"type": "str"},
-        "level": {"type": "str", "choices": list(LEVELS), "default": "answering"},
+        "level": {"type": "str", "choices": [*LEVELS, DRAINED], "default": "answering"},
         "timeout": {"type": "float", "default": 1800.0},
         "stall_timeout": {"type": "float", "default": 300.0},
         "answer_timeout": {"type": "float", "default": 120.0},
         "answer_check": {"type": "str", "choices": ["judged", "any"], "default": "judged"},
+        "expected_listeners": {"type": "list", "elements": "str", "default": []},
         "ca_path": {"type": "path"},
+        "use_proxy": {"type": "bool", "default": True},
         "progress_path": {"type": "path"},
     }
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, The gpufleet.vllm contributors
 # GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask a model something that has one right answer, and judge what comes back. PRIVATE to the collection."""
+"""Ask a model something that has one right answer. PRIVATE to the collection."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ import math
 import re
 import typing as t
 
+from .effects import Clock
 from .http import Response, Transport
 
-__all__ = ["QUESTIONS", "Answer", "Question", "RequestRefused", "ask", "judge"]
+__all__ = ["QUESTIONS", "Answer", "Question", "RequestRefused", "ask"]
 
-_OPEN_THOUGHT = re.compile(r"^\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
-_SHORTEST_REPETITION = 12
+_PARIS = "paris|par[ií]ž|parigi|parijs|巴黎|パリ|파리|париж|παρίσι|باريس|पेरिस|ปารีส|פריז"
+_SHORTEST_WAIT = 1.0
 
 
 class Question(t.NamedTuple):
-    """A question and the pattern of its right answer."""
+    """A question and the pattern of its right answer, in whatever language the model prefers."""
 
     text: str
     expected: t.Pattern[str]
 
 
 class Answer(t.NamedTuple):
-    """What was generated. ``probe`` names the route that took the question."""
+    """What was generated. ``probe`` names the route that took the question; ``logprobs_refused`` says why none were given."""
 
     text: str
     reasoning: str
     tokens: int
     probe: str
     norm: t.Optional[float] = None
+    finish_reason: str = ""
+    logprobs: t.Sequence[float] = ()
+    logprobs_refused: str = ""
 
 
 class RequestRefused(Exception):
@@ -44,54 +48,54 @@ class RequestRefused(Exception):
 
 
 QUESTIONS = (
-    Question("What is 17 + 25? Answer with the number only.", re.compile(r"\b42\b")),
-    Question("What is the capital of France? Answer with one word.", re.compile(r"\bparis\b", re.IGNORECASE)),
+    Question(
+        "What is 17 + 25? Answer with the number only.", re.compile(r"(?<![\d.,])42(?![\d])|forty[- ]two|四十二|사십이", re.IGNORECASE)
+    ),
+    Question("What is the capital of France? Answer with one word.", re.compile(_PARIS, re.IGNORECASE)),
 )
 
 
 def ask(
     transport: Transport,
-    url: str,
+    root: str,
     question: Question,
     *,
     headers: t.Mapping[str, str],
     model: str,
     max_tokens: int,
-    timeout: float,
+    deadline: float,
+    clock: Clock,
 ) -> Answer:
     """Put the question by chat; by completion to a model without a chat template; as an embedding to one that generates nothing."""
-    for probe, path, body in _attempts(model, question.text, max_tokens):
-        response = transport("POST", f"{url}{path}", {**headers, "Content-Type": "application/json"}, json.dumps(body).encode(), timeout)
+
+    def post(path: str, body: t.Mapping[str, t.Any]) -> Response:
+        sent = {**headers, "Content-Type": "application/json"}
+        return transport("POST", f"{root}{path}", sent, json.dumps(body).encode(), max(_SHORTEST_WAIT, deadline - clock()))
+
+    for probe, path, body, logprobs in _attempts(model, question.text, max_tokens):
+        response, refused = post(path, {**body, **logprobs}), ""
+        if logprobs and _may_be_about_logprobs(probe, response):
+            refused = f"{response.status}: {_error_text(response)}"
+            response = post(path, body)
         if response.status == 200:
-            return _read(probe, response)
+            return _read(probe, response)._replace(logprobs_refused=refused)
         if not _is_another_kind_of_model(probe, response):
             break
     raise RequestRefused(response.status, f"{path} answered {response.status}: {_error_text(response)}")
 
 
-def judge(answer: Answer, question: Question) -> tuple[str, str]:
-    """``("", "")`` for a good answer, else a code and a sentence."""
-    if answer.probe == "embeddings":
-        sound = answer.norm is not None and math.isfinite(answer.norm) and answer.norm > 0
-        return ("", "") if sound else ("degenerate_answer", "the embedding is all zero or not a number")
-    if answer.tokens == 0 and not answer.text.strip() and not answer.reasoning.strip():
-        return "empty_answer", "nothing was generated"
-    for text in (answer.text, answer.reasoning):
-        if _is_degenerate(text):
-            return "degenerate_answer", f"the answer is one thing over and over: {text.strip()[:40]!r}"
-    said = _OPEN_THOUGHT.sub("", answer.text).strip()
-    if not said:
-        return "", ""  # a reasoning model that was still thinking when its tokens were spent
-    if question.expected.search(said):
-        return "", ""
-    return "wrong_answer", f"asked {question.text!r}, it answered {said[:80]!r}"
-
-
-def _attempts(model: str, text: str, max_tokens: int) -> t.Iterator[tuple[str, str, dict[str, t.Any]]]:
+def _attempts(model: str, text: str, max_tokens: int) -> t.Iterator[tuple[str, str, dict[str, t.Any], dict[str, t.Any]]]:
+    """Each route with its request, and with what asks for the numbers behind the words."""
     common = {"model": model, "max_tokens": max_tokens, "temperature": 0}
-    yield "chat", "/v1/chat/completions", {**common, "messages": [{"role": "user", "content": text}]}
-    yield "completions", "/v1/completions", {**common, "max_tokens": min(max_tokens, 32), "prompt": f"Question: {text}\nAnswer:"}
-    yield "embeddings", "/v1/embeddings", {"model": model, "input": text}
+    yield "chat", "/v1/chat/completions", {**common, "messages": [{"role": "user", "content": text}]}, {"logprobs": True}
+    prompt = {"prompt": f"Question: {text}\nAnswer:", "max_tokens": min(max_tokens, 32)}
+    yield "completions", "/v1/completions", {**common, **prompt}, {"logprobs": 0}
+    yield "embeddings", "/v1/embeddings", {"model": model, "input": text}, {}
+
+
+def _may_be_about_logprobs(probe: str, response: Response) -> bool:
+    """A refusal that asking again without them could spare us: the model's arguments forbid them, or its numbers cannot be written."""
+    return response.status in (400, 422, 500, 501) and not _is_another_kind_of_model(probe, response)
 
 
 def _is_another_kind_of_model(probe: str, response: Response) -> bool:
@@ -113,21 +117,26 @@ def _read(probe: str, response: Response) -> Answer:
     try:
         value = response.json()
         if probe == "embeddings":
-            vector = value["data"][0]["embedding"]
-            return Answer("", "", 0, probe, math.sqrt(sum(float(part) ** 2 for part in vector)))
+            return Answer("", "", 0, probe, _norm(value["data"][0]["embedding"]))
         choice = value["choices"][0]
         message = choice.get("message") or {"content": choice.get("text")}
-        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         return Answer(
-            str(message.get("content") or ""), str(reasoning), int((value.get("usage") or {}).get("completion_tokens") or 0), probe
+            text=str(message.get("content") or ""),
+            reasoning=str(message.get("reasoning") or message.get("reasoning_content") or ""),
+            tokens=int((value.get("usage") or {}).get("completion_tokens") or 0),
+            probe=probe,
+            finish_reason=str(choice.get("finish_reason") or ""),
+            logprobs=_logprobs(choice.get("logprobs") or {}),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise RequestRefused(response.status, f"the answer by {probe} is not what vLLM sends ({type(exc).__name__}: {exc})") from exc
 
 
-def _is_degenerate(text: str) -> bool:
-    """A few characters again and again, as broken numbers give it; one repeated word in a sentence is none."""
-    squeezed = "".join(text.split())
-    if len(squeezed) < _SHORTEST_REPETITION:
-        return False
-    return any(squeezed == (squeezed[:size] * (len(squeezed) // size + 1))[: len(squeezed)] for size in range(1, len(squeezed) // 4 + 1))
+def _norm(vector: t.Sequence[t.Optional[float]]) -> float:
+    """Some writers of JSON have null for what is not a number."""
+    return math.sqrt(sum((math.nan if part is None else float(part)) ** 2 for part in vector))
+
+
+def _logprobs(found: t.Mapping[str, t.Any]) -> list[float]:
+    values = [token.get("logprob") for token in found.get("content") or []] or found.get("token_logprobs") or []
+    return [float(value) for value in values if value is not None]

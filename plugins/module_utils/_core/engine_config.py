@@ -109,7 +109,9 @@ def names_of(options: t.Mapping[str, t.Any], option: str) -> list[str]:
 
 
 def address(options: t.Mapping[str, t.Any]) -> str:
-    """The root URL of a server with these options, as its own host reaches it."""
+    """The root URL of a server with these options, as its own host reaches it; with a socket file vLLM opens no port."""
+    if options.get("uds"):
+        return f"unix://{options['uds']}"
     host = str(options.get("host") or "0.0.0.0")
     scheme = "https" if options.get("ssl-certfile") else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.get('port', 8000)}"

@@ -18,11 +18,16 @@ class Unreachable(VllmError):
 
 
 class Response(t.NamedTuple):
-    """An HTTP answer of any status. Header names are lower case."""
+    """An HTTP answer of any status. Header names are lower case.
+
+    ``peer`` is the address that it came from; ``proxied`` where that is a proxy's.
+    """
 
     status: int
     headers: t.Mapping[str, str]
     body: bytes
+    peer: t.Optional[str] = None
+    proxied: bool = False
 
     def json(self) -> t.Any:
         """The body as JSON; raises :class:`ValueError` when it is none."""

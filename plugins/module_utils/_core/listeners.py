@@ -1,7 +1,7 @@
 # Copyright (c) 2026, The gpufleet.vllm contributors
 # GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who listens on a TCP port of this host, from /proc. PRIVATE to the collection."""
+"""Who listens on a TCP port or a socket file of this host, from /proc. PRIVATE to the collection."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import typing as t
 from .effects import ReadText
 from .procs import unit_of_cgroup
 
-__all__ = ["Listener", "ProcFs", "find_listeners"]
+__all__ = ["Listener", "ProcFs", "find_listeners", "find_socket_file"]
 
 _LISTEN = "0A"
+_ACCEPTS = 0x10000
 _SOCKET = re.compile(r"^socket:\[(\d+)\]$")
 
 
@@ -38,18 +39,22 @@ class Listener(t.NamedTuple):
 
     def describe(self) -> str:
         owner = f"pid {self.pid} ({', '.join(filter(None, [self.name, self.unit]))})" if self.pid else "a process that is not visible"
-        return f"{self.address} port {self.port}: {owner}"
+        return f"{self.address} port {self.port}: {owner}" if self.port else f"{self.address}: {owner}"
 
 
 def find_listeners(proc: ProcFs, port: t.Optional[int] = None) -> list[Listener]:
     """Every listening TCP socket, or those on ``port``; one entry for each process that holds it, the oldest pid first."""
     sockets = [entry for table in ("tcp", "tcp6") for entry in _listening(proc, table) if port in (None, entry[1])]
     owners = _owners(proc, {inode for _address, _port, inode in sockets}) if sockets else {}
-    found = []
-    for address, number, inode in sockets:
-        pids = owners.get(inode) or [None]
-        found += [_listener(proc, address, number, pid) for pid in pids]
+    found = [_listener(proc, address, number, pid) for address, number, inode in sockets for pid in owners.get(inode) or [None]]
     return sorted(found, key=lambda entry: (entry.port, entry.address, entry.pid or 0))
+
+
+def find_socket_file(proc: ProcFs, path: str, real_path: t.Callable[[str], str]) -> list[Listener]:
+    """Who listens on a socket file; its path is the address, and there is no port. A file that an ended process left has nobody."""
+    inodes = {inode for bound, inode in _listening_files(proc) if real_path(bound) == real_path(path)}
+    owners = _owners(proc, inodes) if inodes else {}
+    return [_listener(proc, path, 0, pid) for inode in sorted(inodes) for pid in owners.get(inode) or [None]]
 
 
 def _listening(proc: ProcFs, table: str) -> t.Iterator[tuple[str, int, str]]:
@@ -62,6 +67,17 @@ def _listening(proc: ProcFs, table: str) -> t.Iterator[tuple[str, int, str]]:
         if len(fields) > 9 and fields[3] == _LISTEN:
             address, _colon, port = fields[1].partition(":")
             yield _address(address), int(port, 16), fields[9]
+
+
+def _listening_files(proc: ProcFs) -> t.Iterator[tuple[str, str]]:
+    try:
+        lines = proc.read_text("/proc/net/unix").splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(maxsplit=7)
+        if len(fields) > 7 and int(fields[3], 16) & _ACCEPTS and fields[7].startswith("/"):
+            yield fields[7], fields[6]
 
 
 def _address(text: str) -> str:

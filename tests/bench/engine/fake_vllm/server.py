@@ -100,6 +100,17 @@ class Engine:
         self._on_death()
 
 
+def _logprobs(request: t.Mapping[str, t.Any], chat: bool, words: t.Sequence[str]) -> t.Optional[dict[str, t.Any]]:
+    """What chat and completions give who asks for it: the one wants a yes, the other a number, which may be 0."""
+    wanted = request.get("logprobs")
+    if wanted is None or wanted is False:
+        return None
+    if chat:
+        return {"content": [{"token": word, "logprob": -0.01, "bytes": list(word.encode()), "top_logprobs": []} for word in words]}
+    offsets = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))[:-1]
+    return {"text_offset": offsets, "token_logprobs": [-0.01 for _word in words], "tokens": list(words), "top_logprobs": None}
+
+
 def _until_finished(box: queue.SimpleQueue[t.Any]) -> Generation:
     finished = None
     while not finished:
@@ -270,7 +281,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         reasoning = "The user asks something easy." if chat and self.server.options.reasoning_parser else None
         message: dict[str, t.Any] = {"role": "assistant", "content": " ".join(words), "reasoning": reasoning, "tool_calls": []}
         said: dict[str, t.Any] = {"message": message} if chat else {"text": message["content"]}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finished}
+        choice = {"index": 0, **said, "logprobs": _logprobs(request, chat, words), "finish_reason": finished}
         kind = "chat.completion" if chat else "text_completion"
         self._json(200, {**frame, "object": kind, "choices": [choice], "usage": usage})
 

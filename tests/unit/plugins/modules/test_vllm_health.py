@@ -8,138 +8,42 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 import typing as t
+import urllib.request
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.engine_config import engine_yaml
-from support.running import ROOT, Answer, environment, run_module
-
-UNIT = "vllm-tiny.service"
-INVOCATION = "5c" * 16
-CONFIG = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128}
-SYSTEMCTL = '#!/bin/sh\nexec cat "$FAKE_SYSTEMD/unit"\n'
-JOURNALCTL = """#!/bin/sh
-seen=0
-for word in "$@"; do
-  case $word in --after-cursor=*) seen=${word#*=} ;; --sync) exit 0 ;; esac
-done
-exec tail -n +$((seen + 1)) "$FAKE_SYSTEMD/journal"
-"""
+from support.running import wait_for
+from support.served_unit import UNIT, HandMade, ServedUnit, free_port, says
+from support.units import UnitGroup, is_possible
 
 
-class Unit:
-    """The fake engine as a unit: its state in a file that systemctl prints, its output in one that journalctl prints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.model = self._write_model()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process: t.Optional[subprocess.Popen[bytes]] = None
-        for name, text in {"systemctl": SYSTEMCTL, "journalctl": JOURNALCTL}.items():
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
-        (folder / "journal").touch()
-
-    def _write_model(self) -> Path:
-        model = self.folder / "model"
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(CONFIG))
-        names = {f"t{number}": f"model-{number:05d}-of-00009.safetensors" for number in range(8)}
-        for tensor, name in names.items():
-            header = json.dumps({tensor: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-            (model / name).write_bytes(struct.pack("<Q", len(header)) + header + b"data")
-        (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-        return model
-
-    def start(self, *arguments: str, script: str = "load-seconds=0.3") -> Unit:
-        python_path = str(ROOT / "tests" / "bench" / "engine")
-        environment = {**os.environ, "PYTHONPATH": python_path, "FAKE_VLLM_SCRIPT": script, "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "fake_vllm", "serve", str(self.model), "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, "--served-model-name", "tiny", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        self._show("active", "running", self.process.pid)
-        threading.Thread(target=self._follow, args=(self.process,), daemon=True).start()
-        return self
-
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout
-        with (self.folder / "journal").open("a") as journal:
-            for number, line in enumerate(process.stdout, 1):
-                moment = str(int(time.time() * 1e6))
-                record = {"MESSAGE": list(line.rstrip(b"\n")), "__CURSOR": str(number), "__REALTIME_TIMESTAMP": moment}
-                journal.write(json.dumps(record) + "\n")
-                journal.flush()
-        status = process.wait()
-        self._show("activating", "auto-restart", 0, Result="exit-code" if status else "success", ExecMainCode=1, ExecMainStatus=abs(status))
-
-    def _show(self, active: str, sub: str, pid: int, **more: t.Any) -> None:
-        state = {"LoadState": "loaded", "ActiveState": active, "SubState": sub, "MainPID": pid, "InvocationID": INVOCATION, **more}
-        fresh = self.folder / "unit.new"
-        fresh.write_text("".join(f"{key}={value}\n" for key, value in state.items()))
-        fresh.rename(self.folder / "unit")
-
-    def health(self, *, unit: bool = False, check_mode: bool = False, **options: t.Any) -> Answer:
-        arguments = {"url": self.url, "timeout": 20, "unit": UNIT if unit else None, "_ansible_check_mode": check_mode, **options}
-        path = f"{self.folder}:{os.environ['PATH']}"
-        env = environment(PATH=path, FAKE_SYSTEMD=str(self.folder), http_proxy="http://127.0.0.1:9")
-        return run_module("vllm_health", self.folder, env, **{name: value for name, value in arguments.items() if value is not None})
-
-    def ready(self) -> Unit:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
-                return self
-            time.sleep(0.02)
-        raise AssertionError("the fake engine did not come up")
-
-    def end(self) -> None:
-        if self.process:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-@pytest.fixture
-def unit(tmp_path: Path) -> t.Iterator[Unit]:
-    fake = Unit(tmp_path)
-    yield fake
-    fake.end()
-
-
-def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: Unit) -> None:
+def test_it_waits_for_the_load_and_judges_the_answer_past_a_proxy(unit: ServedUnit) -> None:
     health = unit.start(script="load-seconds=4").health(served_model_name="tiny", model_path=str(unit.model))
     assert (health["level"], health["ready"], health["changed"]) == ("answering", True, False)
     assert (health["answer"], health["version"], health["loaded_path"]) == ("42", "0.33.0", str(unit.model))
     assert health["waited_seconds"] > 0.5
 
 
-def write_release(unit: Unit, model: Path, *keys: str) -> dict[str, t.Any]:
+def write_release(unit: ServedUnit, model: Path, *keys: str, **more: t.Any) -> dict[str, t.Any]:
     """The current release of a deployment that the fake engine serves; options of the module."""
     current = unit.folder / "etc" / "tiny" / "current"
     current.mkdir(parents=True)
-    options = {"host": "127.0.0.1", "port": unit.port, "served-model-name": ["tiny"], "api-key": list(keys)}
+    options = {"host": "127.0.0.1", "port": unit.port, "served-model-name": ["tiny"], "api-key": list(keys), **more}
     (current / "engine.yaml").write_text(engine_yaml(options))
     (current / "release.json").write_text(json.dumps({"model_path": str(model)}))
     return {"deployment": "tiny", "root": str(unit.folder / "etc")}
 
 
-def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_which_model(unit: Unit) -> None:
+def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_which_model(unit: ServedUnit) -> None:
     unit.start("--api-key", "MARKER-one").ready()
     of_it = write_release(unit, unit.model, "MARKER-one", "MARKER-two")
     health = unit.health(url=None, **of_it)
@@ -148,21 +52,21 @@ def test_of_a_deployment_the_release_says_where_to_ask_with_which_key_and_for_wh
     assert unit.health(url=None, **of_it, api_key="MARKER-wrong")["code"] == "key_refused"
 
 
-def test_a_release_that_is_not_what_runs_is_a_failure(unit: Unit) -> None:
+def test_a_release_that_is_not_what_runs_is_a_failure(unit: ServedUnit) -> None:
     unit.start().ready()
     health = unit.health(url=None, **write_release(unit, unit.folder / "another-model"))
     assert health["failed"] and health["code"] == "wrong_model_path"
 
 
-def test_a_deployment_without_a_release_and_neither_url_nor_deployment_are_refused(unit: Unit) -> None:
+def test_a_deployment_without_a_release_and_neither_url_nor_deployment_are_refused(unit: ServedUnit) -> None:
     answer = unit.health(url=None, deployment="tiny", root=str(unit.folder))
     assert (answer["failed"], answer["code"]) == (True, "no_release")
     assert "one of the following is required: url, deployment" in unit.health(url=None)["msg"]
 
 
-def test_with_a_unit_the_journal_tells_phases_and_progress(unit: Unit) -> None:
+def test_with_a_unit_the_journal_tells_phases_and_progress(unit: ServedUnit) -> None:
     progress = unit.folder / "progress"
-    unit._show("activating", "start-pre", 0)
+    unit.show("activating", "start-pre", 0)
 
     def start_it_once_the_module_waits() -> None:
         end = time.monotonic() + 20
@@ -179,7 +83,7 @@ def test_with_a_unit_the_journal_tells_phases_and_progress(unit: Unit) -> None:
     assert health["phase"] == "serving" and json.loads(progress.read_text())["what"]
 
 
-def test_a_start_that_fails_is_said_within_a_second_with_cause_and_lines(unit: Unit) -> None:
+def test_a_start_that_fails_is_said_within_a_second_with_cause_and_lines(unit: ServedUnit) -> None:
     unit.start(script="load-seconds=0.5,crash-at-shard=4")
     health = unit.health(unit=True)
     assert unit.process
@@ -188,28 +92,28 @@ def test_a_start_that_fails_is_said_within_a_second_with_cause_and_lines(unit: U
     assert any("unspecified launch failure" in line for line in health["evidence"])
 
 
-def test_an_engine_that_dies_while_it_answers_leaves_its_cause(unit: Unit) -> None:
+def test_an_engine_that_dies_while_it_answers_leaves_its_cause(unit: ServedUnit) -> None:
     unit.start(script="load-seconds=0.2,answer-seconds=3,engine-dies-after=1")
     health = unit.health(unit=True)
     assert (health["code"], health["cause"], health["restarts"]) == ("unit_failed", "engine_died", 0)
 
 
-def test_a_load_that_hangs_is_told_from_a_slow_one(unit: Unit) -> None:
+def test_a_load_that_hangs_is_told_from_a_slow_one(unit: ServedUnit) -> None:
     health = unit.start(script="load-seconds=0.2,hang-at-shard=4").health(unit=True, stall_timeout=1.5)
     assert (health["code"], health["level"]) == ("stalled", "alive")
     assert "loading weights, 3/8 shards" in health["msg"]
 
 
-def test_a_port_that_another_process_holds_is_refused(unit: Unit) -> None:
+def test_a_port_that_another_process_holds_is_refused(unit: ServedUnit) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", unit.port))
         other.listen()
-        unit._show("active", "running", 1)
+        unit.show("active", "running", 1)
         health = unit.health(unit=True)
     assert health["code"] == "port_foreign" and f"pid {os.getpid()}" in health["msg"]
 
 
-def test_the_key_is_needed_checked_and_never_shown(unit: Unit) -> None:
+def test_the_key_is_needed_checked_and_never_shown(unit: ServedUnit) -> None:
     unit.start("--api-key", "right-MARKER").ready()
     assert unit.health()["code"] == "key_needed"
     refused = unit.health(api_key="wrong-MARKER")
@@ -222,19 +126,19 @@ def test_the_key_is_needed_checked_and_never_shown(unit: Unit) -> None:
 @pytest.mark.parametrize(
     ("options", "code"), [({"served_model_name": "other"}, "wrong_model_name"), ({"model_path": "/new"}, "wrong_model_path")]
 )
-def test_another_model_is_refused_at_once(unit: Unit, options: dict[str, t.Any], code: str) -> None:
+def test_another_model_is_refused_at_once(unit: ServedUnit, options: dict[str, t.Any], code: str) -> None:
     health = unit.start().health(**options)
     assert (health["code"], health["level"]) == (code, "healthy")
 
 
-def test_incoherent_answers_fail_unless_any_text_will_do(unit: Unit) -> None:
+def test_incoherent_answers_fail_unless_any_text_will_do(unit: ServedUnit) -> None:
     unit.start(script="load-seconds=0.1,answer=gibberish")
     judged = unit.health()
     assert (judged["code"], judged["level"]) == ("wrong_answer", "serving") and "ancé" in judged["msg"]
     assert unit.health(answer_check="any")["ready"]
 
 
-def test_a_stopped_engine_process_is_found_by_its_silence(unit: Unit) -> None:
+def test_a_stopped_engine_process_is_found_by_its_silence(unit: ServedUnit) -> None:
     unit.start().ready()
     assert unit.process
     children = Path(f"/proc/{unit.process.pid}/task/{unit.process.pid}/children").read_text().split()
@@ -243,7 +147,7 @@ def test_a_stopped_engine_process_is_found_by_its_silence(unit: Unit) -> None:
     assert health["code"] == "generation_timeout" and "/health answered 200" in health["msg"]
 
 
-def test_check_mode_looks_once_and_fails_for_nothing(unit: Unit) -> None:
+def test_check_mode_looks_once_and_fails_for_nothing(unit: ServedUnit) -> None:
     before = unit.health(check_mode=True)
     assert "failed" not in before and (before["level"], before["ready"]) == ("", False)
     unit.start("--api-key", "k").ready()
@@ -251,18 +155,18 @@ def test_check_mode_looks_once_and_fails_for_nothing(unit: Unit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"url": "127.0.0.1:8000"}, "no http or https address"), ({"level": "alive"}, "unit is not given")]
+    ("options", "said"), [({"url": "127.0.0.1:8000"}, "no http, https or unix address"), ({"level": "alive"}, "unit is not given")]
 )
-def test_bad_options_are_refused(unit: Unit, options: dict[str, t.Any], said: str) -> None:
+def test_bad_options_are_refused(unit: ServedUnit, options: dict[str, t.Any], said: str) -> None:
     assert said in unit.health(**options)["msg"]
 
 
-def test_without_systemd_a_unit_cannot_be_judged(unit: Unit) -> None:
+def test_without_systemd_a_unit_cannot_be_judged(unit: ServedUnit) -> None:
     (unit.folder / "systemctl").write_text("#!/bin/sh\necho 'System has not been booted with systemd' >&2\nexit 1\n")
     assert unit.health(unit=True)["code"] == "systemd_unavailable"
 
 
-def test_something_that_does_not_speak_http_is_waited_for_and_named(unit: Unit) -> None:
+def test_something_that_does_not_speak_http_is_waited_for_and_named(unit: ServedUnit) -> None:
     with socket.create_server(("127.0.0.1", unit.port)) as other:
 
         def greet() -> None:
@@ -275,3 +179,262 @@ def test_something_that_does_not_speak_http_is_waited_for_and_named(unit: Unit) 
         threading.Thread(target=greet, daemon=True).start()
         health = unit.health(timeout=1)
     assert health["code"] == "timeout" and health["level"] == ""
+
+
+# -- addresses -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_file_is_asked_and_must_be_the_units_own(unit: ServedUnit) -> None:
+    path = unit.folder / "api.sock"
+    unit.start("--uds", str(path))
+    health = unit.health(unit=True, url=f"unix://{path}", model_path=str(unit.model))
+    assert (health["level"], health["address"], health["answer"]) == ("answering", None, "42")
+    unit.show("active", "running", 1)
+    assert unit.process
+    foreign = unit.health(unit=True, url=f"unix:{path}")
+    assert foreign["code"] == "port_foreign" and f"{path}: pid {unit.process.pid}" in foreign["msg"]
+
+
+def test_a_release_with_a_socket_file_needs_no_url(unit: ServedUnit) -> None:
+    path = unit.folder / "api.sock"
+    of_it = write_release(unit, unit.model, "MARKER", uds=str(path))
+    unit.start("--uds", str(path), "--api-key", "MARKER")
+    health = unit.health(url=None, **of_it)
+    assert (health["level"], health["loaded_path"]) == ("answering", str(unit.model))
+
+
+def test_a_socket_file_that_nobody_serves_is_waited_for(unit: ServedUnit) -> None:
+    path = unit.folder / "api.sock"
+    assert "the socket file is not there" in unit.health(url=f"unix://{path}", timeout=0.5)["msg"]
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    assert "connection refused" in unit.health(url=f"unix://{path}", timeout=0.5)["msg"]
+
+
+@pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:{}"), ("::", "http://[::]:{}")])
+def test_ipv6_is_asked_by_its_loopback_address(unit: ServedUnit, host: str, url: str) -> None:
+    unit.start("--host", host)
+    health = unit.health(unit=True, url=url.format(unit.port))
+    assert (health["level"], health["address"]) == ("answering", "::1")
+
+
+def test_a_root_path_is_part_of_the_address(unit: ServedUnit) -> None:
+    unit.start("--root-path", "/vllm", "--api-key", "MARKER")
+    assert unit.health(url=f"{unit.url}/vllm/", api_key="MARKER")["ready"]
+
+
+def test_a_private_ca_is_trusted_when_it_is_named(unit: ServedUnit) -> None:
+    key, certificate = str(unit.folder / "key.pem"), str(unit.folder / "cert.pem")
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=gpu1"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([*made, *names], check=True, capture_output=True)
+    unit.start("--ssl-certfile", certificate, "--ssl-keyfile", key)
+    url = unit.url.replace("http:", "https:")
+    assert unit.health(url=url, ca_path=certificate)["ready"]
+    assert unit.health(url=url)["code"] == "tls_untrusted"
+
+
+@pytest.mark.parametrize("url", ["http://user:MARKER@127.0.0.1:1", "http://127.0.0.1:1/?key=MARKER", "http://127.0.0.1:x"])
+def test_an_address_that_holds_more_than_an_address_is_refused(unit: ServedUnit, url: str) -> None:
+    answer = unit.health(url=url)
+    assert answer["code"] == "bad_url" and "MARKER" not in answer["msg"]
+
+
+# -- what the key meets ----------------------------------------------------------------------------------------------------
+
+
+def test_the_key_goes_to_guarded_routes_alone_and_never_where_a_server_refers_to(unit: ServedUnit, server: HandMade) -> None:
+    elsewhere = HandMade()
+
+    def refer(handler: t.Any) -> None:
+        handler.send_response(307)
+        handler.send_header("Location", f"{elsewhere.url}/v1/models")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    assert unit.health(url=server.url, api_key="MARKER")["ready"]
+    assert {path for path, headers, _body in server.asked if "Authorization" in headers} == {"/v1/models", "/v1/chat/completions"}
+    assert all("MARKER" not in path for path, _headers, _body in server.asked)
+    server.routes["/v1/models"] = refer
+    health = unit.health(url=server.url, api_key="MARKER", timeout=0.5)
+    assert "answers 307, it refers to" in health["msg"] and elsewhere.asked == []
+    elsewhere.end()
+
+
+def test_a_key_that_a_server_repeats_reaches_neither_result_nor_progress(unit: ServedUnit, server: HandMade) -> None:
+    progress = unit.folder / "progress"
+    server.routes["/v1/chat/completions"] = (503, {"error": {"message": "MARKER-key is busy"}})
+    health = unit.health(url=server.url, api_key="MARKER-key", timeout=0.5, progress_path=str(progress))
+    assert "503" in health["msg"] and "MARKER" not in json.dumps(health) + progress.read_text()
+
+
+def test_a_key_that_no_header_can_carry_is_refused_before_it_is_sent(unit: ServedUnit) -> None:
+    answer = unit.health(api_key="MARKER\nX-Other: 1")
+    assert answer["code"] == "bad_options" and "MARKER" not in json.dumps(answer)
+
+
+# -- who else listens ------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_listener_beyond_loopback_is_a_failure_unless_it_is_expected(unit: ServedUnit, server: HandMade) -> None:
+    unit.is_served_by(server)
+    with socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        health = unit.health(unit=True)
+        assert (health["code"], health["level"]) == ("unexpected_listener", "alive")
+        assert f"0.0.0.0 port {port}: pid {os.getpid()}" in health["msg"]
+        assert unit.health(unit=True, expected_listeners=[f"0.0.0.0:{port}"])["ready"]
+        assert unit.health(unit=True, expected_listeners=["10.0.0.0/8"])["code"] == "unexpected_listener"
+        assert unit.health()["ready"]
+    health = unit.health(unit=True)
+    assert health["ready"] and {"address": "127.0.0.1", "port": server.port} == {
+        key: health["listeners"][0][key] for key in ("address", "port")
+    }
+
+
+@pytest.mark.skipif(not is_possible(), reason="control groups cannot be made here")
+def test_a_worker_of_the_unit_that_listens_beyond_loopback_is_named(unit: ServedUnit, server: HandMade) -> None:
+    listen = "import socket, time; held = socket.create_server(('0.0.0.0', 0)); print(flush=True); time.sleep(60)"
+    unit.is_served_by(server)
+    with UnitGroup(UNIT) as group:
+        worker = group.start([sys.executable, "-c", listen])
+        health = unit.health(unit=True)
+    assert health["code"] == "unexpected_listener" and f"pid {worker.pid} (" in health["msg"] and f", {UNIT})" in health["msg"]
+    assert {listener["pid"] for listener in health["listeners"]} == {os.getpid(), worker.pid}
+
+
+def test_the_served_port_may_be_open_to_all_and_an_entry_that_says_nothing_is_refused(unit: ServedUnit) -> None:
+    unit.start("--host", "0.0.0.0")
+    assert unit.health(unit=True)["ready"]
+    assert unit.health(unit=True, expected_listeners=["eth0"])["code"] == "bad_options"
+
+
+# -- time ------------------------------------------------------------------------------------------------------------------
+
+
+def trickle(handler: t.Any) -> None:
+    """A status, and then a header that never ends, a byte at a time."""
+    with contextlib.suppress(OSError):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while True:
+            handler.wfile.write(b"x")
+            time.sleep(0.1)
+
+
+def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(unit: ServedUnit, server: HandMade) -> None:
+    server.routes["/v1/chat/completions"] = trickle
+    began = time.monotonic()
+    health = unit.health(url=server.url, answer_timeout=1)
+    assert health["code"] == "generation_timeout" and time.monotonic() - began < 8
+
+
+def test_a_slow_first_answer_is_no_failure_and_its_speed_is_told(unit: ServedUnit) -> None:
+    unit.start(script="load-seconds=0.1,answer-seconds=2")
+    health = unit.health(answer_timeout=30)
+    assert health["ready"] and 2 <= health["latency"] < 10
+    assert health["tokens_per_second"] == pytest.approx(health["tokens"] / health["latency"], rel=0.05)
+
+
+def test_a_server_that_dies_with_our_question_in_flight_is_noticed_within_a_second(unit: ServedUnit) -> None:
+    unit.start(script="load-seconds=0.1,answer-seconds=60").ready()
+    ended: list[float] = []
+
+    def end_it_once_asked() -> None:
+        wait_for(lambda: running(unit) == 1, 20)
+        ended.append(time.monotonic())
+        unit.end()
+
+    helper = threading.Thread(target=end_it_once_asked)
+    helper.start()
+    health = unit.health(unit=True, answer_timeout=60)
+    noticed = time.monotonic() - ended[0]
+    helper.join()
+    assert health["code"] == "unit_failed"
+    # A second, and what the process of the module takes to end.
+    assert noticed < 2.5
+
+
+# -- drained ---------------------------------------------------------------------------------------------------------------
+
+
+def running(unit: ServedUnit) -> int:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{unit.url}/metrics", timeout=5) as answer:
+        return int(float(re.findall(r"(?m)^vllm:num_requests_running\S* (\S+)", answer.read().decode())[0]))
+    return -1
+
+
+def ask_slowly(unit: ServedUnit, answers: list[int]) -> threading.Thread:
+    """A request in flight."""
+
+    def ask() -> None:
+        body = json.dumps({"prompt": "What is 1 + 1?", "model": "tiny"}).encode()
+        request = urllib.request.Request(f"{unit.url}/v1/completions", body, {"Content-Type": "application/json"})
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
+            answers.append(answer.status)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    wait_for(lambda: running(unit) == 1)
+    return client
+
+
+def test_drained_waits_for_the_requests_in_flight(unit: ServedUnit) -> None:
+    unit.start(script="load-seconds=0.1,answer-seconds=4").ready()
+    answers: list[int] = []
+    client = ask_slowly(unit, answers)
+    now = unit.health(unit=True, level="drained", check_mode=True)
+    assert (now["ready"], now["requests_running"], now["requests_waiting"]) == (False, 1, 0)
+    health = unit.health(unit=True, level="drained")
+    assert answers == [200]
+    assert (health["level"], health["ready"], health["requests_running"]) == ("drained", True, 0)
+    client.join()
+
+
+def test_what_never_ends_is_not_waited_for_beyond_the_timeout(unit: ServedUnit) -> None:
+    unit.start(script="load-seconds=0.1,answer-seconds=20").ready()
+    client = ask_slowly(unit, [])
+    health = unit.health(unit=True, level="drained", timeout=1)
+    assert health["code"] == "timeout" and "1 requests running and 0 waiting" in health["msg"]
+    unit.end()
+    client.join()
+
+
+def test_a_server_that_does_not_run_or_only_loads_is_drained_and_one_that_does_not_count_is_not(unit: ServedUnit, server: HandMade) -> None:
+    unit.show("inactive", "dead", 0)
+    stopped = unit.health(unit=True, level="drained")
+    assert stopped["ready"] and "answers nobody" in stopped["notes"][0]
+    unit.show("active", "running", os.getpid())
+    assert unit.health(unit=True, level="drained", url=f"http://127.0.0.1:{free_port()}")["ready"]
+    server.routes["/metrics"] = (200, "python_info 1\n")
+    assert unit.health(url=server.url, level="drained")["code"] == "no_metrics"
+    unit.show("active", "running", 1)
+    assert unit.health(unit=True, url=server.url, level="drained")["code"] == "port_foreign"
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_behind_the_words_are_asked_for_and_a_server_may_refuse_them(unit: ServedUnit, server: HandMade) -> None:
+    def refuse(handler: t.Any) -> None:
+        asked = server.asked[-1][2]
+        status, value = (400, {"error": {"message": "Requested sample logprobs of 0"}}) if "logprobs" in asked else says("42")
+        content = json.dumps(value).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    server.routes["/v1/chat/completions"] = refuse
+    health = unit.health(url=server.url)
+    assert health["ready"] and any("refused to give logprobs (400" in note for note in health["notes"])
+
+
+@pytest.mark.parametrize("check", ["judged", "any"])
+def test_logprobs_that_are_no_numbers_fail_beside_the_right_answer(unit: ServedUnit, server: HandMade, check: str) -> None:
+    server.routes["/v1/chat/completions"] = says("42", logprobs={"content": [{"token": "42", "logprob": float("nan")}]})
+    health = unit.health(url=server.url, answer_check=check)
+    assert (health["code"], health["level"]) == ("broken_numbers", "serving")
+
+
+def test_the_fake_engine_gives_logprobs_to_chat_and_to_completions(unit: ServedUnit) -> None:
+    assert not [note for note in unit.start().health()["notes"] if "logprobs" in note]

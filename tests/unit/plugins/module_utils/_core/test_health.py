@@ -5,115 +5,19 @@
 
 from __future__ import annotations
 
-import json
-import typing as t
-
 import pytest
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.effects import CommandResult
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.health import Effects, Health, Want, look_once, wait_ready
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.http import Response, Unreachable
-from ansible_collections.gpufleet.vllm.plugins.module_utils._core.listeners import ProcFs
-
-UNIT = "vllm-m.service"
-FIRST, SECOND = "a1" * 16, "b2" * 16
-HEAD = "sl local rem st q tr tm uid timeout inode\n"
-SHARDS = "Loading safetensors checkpoint shards: {0}% Completed | {0}/100 [00:20<00:41, 2.0it/s]"
-ACTIVE = {"ActiveState": "active", "SubState": "running", "MainPID": "39", "InvocationID": FIRST, "NRestarts": "0"}
-BETWEEN = {"ActiveState": "activating", "SubState": "auto-restart", "MainPID": "0", "InvocationID": FIRST, "NRestarts": "0"}
-FAILED = {**BETWEEN, "ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "ExecMainCode": "1", "ExecMainStatus": "1"}
-OOM = [
-    "(Worker_TP0 pid=3) ERROR 11-29 18:00:00 [m.py:1] RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 "
-    "dummy requests.",
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
-]
-Reply = t.Union[str, tuple[int, t.Any]]
-
-
-class Host:
-    """Times are virtual seconds. ``unit`` and ``serves`` are lists of (from when, what); ``journal`` of (when, start, line)."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.unit: list[tuple[float, dict[str, str]]] = [(0.0, ACTIVE)]
-        self.journal: list[tuple[float, str, str]] = []
-        self.open_from = 0.0
-        self.owner = UNIT
-        self.routes: dict[str, Reply] = {
-            "/health": (200, None),
-            "/version": (200, {"version": "0.33.0"}),
-            "/metrics": (200, None),
-            "/v1/models": (200, {"data": [{"id": "m", "root": "/models/m", "max_model_len": 4096}]}),
-            "/v1/chat/completions": says("42"),
-        }
-        self.tokens_per_second = 0.0
-        self.reports: list[t.Mapping[str, t.Any]] = []
-        self.asked: list[tuple[str, t.Mapping[str, str]]] = []
-
-    def wait(self, **options: t.Any) -> Health:
-        return wait_ready(self.want(**options), self.effects())
-
-    def look(self, **options: t.Any) -> Health:
-        return look_once(self.want(**options), self.effects())
-
-    @staticmethod
-    def want(**options: t.Any) -> Want:
-        return Want(**{"url": "http://127.0.0.1:8000", "unit": UNIT, "timeout": 60.0, "stall_timeout": 20.0, **options})
-
-    def effects(self) -> Effects:
-        proc = ProcFs(self._read, lambda path: ["3"] if path.endswith("/fd") else ["40"], lambda path: "socket:[501]")
-        return Effects(self._transport, self._run, lambda: self.now, self._sleep, self.reports.append, proc)
-
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def _run(self, argv: t.Sequence[str]) -> CommandResult:
-        if argv[0] == "systemctl":
-            state = [state for since, state in self.unit if since <= self.now][-1]
-            return CommandResult(0, "\n".join(f"{key}={value}" for key, value in {"LoadState": "loaded", **state}.items()), "")
-        after = next((int(word.rpartition("=")[2]) for word in argv if word.startswith("--after-cursor=")), -1)
-        wanted = str(argv[-1]).rpartition("=")[2]
-        records = [
-            json.dumps({"MESSAGE": line, "__CURSOR": str(number), "__REALTIME_TIMESTAMP": str(int(when * 1e6))})
-            for number, (when, start, line) in enumerate(self.journal)
-            if start == wanted and number > after and when <= self.now
-        ]
-        return CommandResult(0, "\n".join(records), "")
-
-    def _read(self, path: str) -> str:
-        if path == "/proc/net/tcp" and self.now >= self.open_from:
-            return f"{HEAD}0: 0100007F:1F40 00000000:0000 0A 0:0 0:0 0 0 0 501"
-        texts = {"/proc/40/comm": "vllm", "/proc/40/cgroup": f"0::/system.slice/{self.owner}"}
-        if path not in texts:
-            raise FileNotFoundError(path)
-        return texts[path]
-
-    def _transport(
-        self, method: str, url: str, headers: t.Optional[t.Mapping[str, str]] = None, body: t.Optional[bytes] = None, timeout: float = 10.0
-    ) -> Response:
-        path = url.partition("8000")[2]
-        self.asked.append((path, headers or {}))
-        reply = "refused" if self.now < self.open_from else self.routes.get(path, (404, {"detail": "Not Found"}))
-        if isinstance(reply, str):
-            self.now += timeout if reply == "timeout" else 0
-            raise Unreachable(f"{url}: {reply}.", code=reply)
-        metrics = f'vllm:generation_tokens_total{{engine="0"}} {self.tokens_per_second * self.now}'
-        text = metrics if path == "/metrics" else json.dumps(reply[1])
-        return Response(reply[0], {}, text.encode())
-
-
-def says(text: t.Optional[str], tokens: int = 1, **more: t.Any) -> tuple[int, t.Any]:
-    return 200, {"choices": [{"message": {"content": text, **more}}], "usage": {"completion_tokens": tokens}}
+from support.virtual_host import ACTIVE, BETWEEN, FAILED, FIRST, OOM, SECOND, SHARDS, UNIT, Reply, VirtualHost, says
 
 
 @pytest.fixture
-def host() -> Host:
-    return Host()
+def host() -> VirtualHost:
+    return VirtualHost()
 
 
 # -- up the ladder ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_served_model_that_answers_is_ready(host: Host) -> None:
+def test_a_served_model_that_answers_is_ready(host: VirtualHost) -> None:
     health = host.wait(served_model_name="m", model_path="/models/m/", api_key="k")
     assert (health.level, health.ready, health.code) == ("answering", True, "")
     assert (health.facts["answer"], health.facts["version"], health.facts["probe"]) == ("42", "0.33.0", "chat")
@@ -121,24 +25,24 @@ def test_a_served_model_that_answers_is_ready(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("level", "asks"), [("alive", set()), ("listening", {"/health"}), ("healthy", {"/health"})])
-def test_no_rung_above_the_wanted_one_is_tried(host: Host, level: str, asks: set[str]) -> None:
+def test_no_rung_above_the_wanted_one_is_tried(host: VirtualHost, level: str, asks: set[str]) -> None:
     assert host.wait(level=level).level == level
     assert {path for path, _headers in host.asked} == asks
 
 
-def test_a_port_that_refuses_for_minutes_is_no_failure_while_the_unit_runs(host: Host) -> None:
+def test_a_port_that_refuses_for_minutes_is_no_failure_while_the_unit_runs(host: VirtualHost) -> None:
     host.open_from = 1380.0
     health = host.wait(timeout=2700.0)
     assert health.ready and 1380 <= health.facts["waited_seconds"] < 1382
 
 
-def test_one_look_never_waits_and_never_fails(host: Host) -> None:
+def test_one_look_never_waits_and_never_fails(host: VirtualHost) -> None:
     host.open_from = 9.0
     health = host.look()
     assert (health.level, health.ready, health.code, host.now) == ("alive", False, "", 0.0)
 
 
-def test_without_a_unit_nothing_is_said_about_life_or_ownership(host: Host) -> None:
+def test_without_a_unit_nothing_is_said_about_life_or_ownership(host: VirtualHost) -> None:
     host.open_from = 5.0
     health = host.wait(unit="")
     assert health.ready and health.facts["notes"] and health.facts["phases"][0]["name"] == "listening"
@@ -147,7 +51,7 @@ def test_without_a_unit_nothing_is_said_about_life_or_ownership(host: Host) -> N
 # -- the unit --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_unit_ends_the_wait_at_once_with_cause_and_remedy(host: Host) -> None:
+def test_a_failed_unit_ends_the_wait_at_once_with_cause_and_remedy(host: VirtualHost) -> None:
     host.unit += [(7.0, FAILED)]
     host.open_from = 999.0
     host.journal = [(6.0, FIRST, line) for line in OOM]
@@ -158,7 +62,7 @@ def test_a_failed_unit_ends_the_wait_at_once_with_cause_and_remedy(host: Host) -
     assert host.now <= 7.5
 
 
-def test_a_restart_during_the_wait_is_a_failure_of_the_start_before_it(host: Host) -> None:
+def test_a_restart_during_the_wait_is_a_failure_of_the_start_before_it(host: VirtualHost) -> None:
     host.unit += [(4.0, {**ACTIVE, "InvocationID": SECOND, "NRestarts": "1", "MainPID": "41"})]
     host.open_from = 999.0
     host.journal = [(3.0, FIRST, OOM[0]), (4.0, SECOND, "fresh start")]
@@ -166,25 +70,25 @@ def test_a_restart_during_the_wait_is_a_failure_of_the_start_before_it(host: Hos
     assert (health.code, health.facts["cause"], host.now) == ("unit_failed", "oom_sampler_warmup", 4.0)
 
 
-def test_a_unit_that_keeps_restarting_is_given_up_with_the_count(host: Host) -> None:
+def test_a_unit_that_keeps_restarting_is_given_up_with_the_count(host: VirtualHost) -> None:
     host.unit = [(0.0, ACTIVE), (20.0, {**BETWEEN, "NRestarts": "2"})]
     host.open_from = 999.0
     assert "restarted 2 times" in host.wait().reason and host.now <= 20.5
 
 
-def test_a_unit_between_two_starts_has_failed_already(host: Host) -> None:
+def test_a_unit_between_two_starts_has_failed_already(host: VirtualHost) -> None:
     host.unit = [(0.0, BETWEEN)]
     host.journal = [(0.0, FIRST, "vllm: error: unrecognized arguments: --bogus")]
     assert (host.wait().facts["cause"], host.now) == ("bad_argument", 0.0)
 
 
 @pytest.mark.parametrize("state", [{**FAILED, "Job": "88"}, {**ACTIVE, "ActiveState": "deactivating", "SubState": "stop-sigterm"}])
-def test_a_queued_job_or_a_stop_means_not_yet(host: Host, state: dict[str, str]) -> None:
+def test_a_queued_job_or_a_stop_means_not_yet(host: VirtualHost, state: dict[str, str]) -> None:
     host.unit = [(0.0, state), (3.0, {**ACTIVE, "InvocationID": SECOND})]
     assert host.wait().ready and host.now >= 3.0
 
 
-def test_a_start_by_hand_during_the_wait_is_followed(host: Host) -> None:
+def test_a_start_by_hand_during_the_wait_is_followed(host: VirtualHost) -> None:
     host.unit += [(5.0, {**ACTIVE, "InvocationID": SECOND})]
     host.open_from = 8.0
     assert host.wait().ready
@@ -194,12 +98,12 @@ def test_a_start_by_hand_during_the_wait_is_followed(host: Host) -> None:
     ("state", "code"),
     [({"ActiveState": "inactive", "SubState": "dead"}, "unit_not_running"), ({"LoadState": "not-found"}, "unit_not_found")],
 )
-def test_a_unit_that_is_not_there_or_not_started_is_said_at_once(host: Host, state: dict[str, str], code: str) -> None:
+def test_a_unit_that_is_not_there_or_not_started_is_said_at_once(host: VirtualHost, state: dict[str, str], code: str) -> None:
     host.unit = [(0.0, state)]
     assert (host.wait().code, host.now) == (code, 0.0)
 
 
-def test_before_the_engine_the_helpers_last_line_is_what_is_waited_for(host: Host) -> None:
+def test_before_the_engine_the_helpers_last_line_is_what_is_waited_for(host: VirtualHost) -> None:
     host.unit = [(0.0, {**ACTIVE, "ActiveState": "activating", "SubState": "start-pre", "MainPID": "0"}), (4.0, ACTIVE)]
     host.journal = [(1.0, FIRST, "GPU 2 held by pid 812 python3 (holder.service, user root) 58.6 GiB")]
     host.open_from = 5.0
@@ -210,14 +114,14 @@ def test_before_the_engine_the_helpers_last_line_is_what_is_waited_for(host: Hos
 # -- deadlines -------------------------------------------------------------------------------------------------------------
 
 
-def test_progress_moves_the_deadline_and_is_reported(host: Host) -> None:
+def test_progress_moves_the_deadline_and_is_reported(host: VirtualHost) -> None:
     host.journal = [(float(k), FIRST, SHARDS.format(k)) for k in range(1, 101)]
     host.open_from = 105.0
     assert host.wait(timeout=30.0, stall_timeout=10.0).ready
     assert {"what": "loading weights", "done": 50, "total": 100, "unit": "shards"} in host.reports
 
 
-def test_counted_steps_that_stand_still_end_the_wait_before_its_time(host: Host) -> None:
+def test_counted_steps_that_stand_still_end_the_wait_before_its_time(host: VirtualHost) -> None:
     host.journal = [(float(k), FIRST, SHARDS.format(k)) for k in range(1, 41)]
     host.open_from = 9999.0
     health = host.wait(timeout=2000.0, stall_timeout=15.0)
@@ -225,7 +129,7 @@ def test_counted_steps_that_stand_still_end_the_wait_before_its_time(host: Host)
     assert "loading weights, 40/100 shards" in health.reason and health.facts["evidence"]
 
 
-def test_silence_that_cannot_be_counted_lasts_until_the_timeout(host: Host) -> None:
+def test_silence_that_cannot_be_counted_lasts_until_the_timeout(host: VirtualHost) -> None:
     host.journal = [(1.0, FIRST, "(Worker pid=3) INFO 11-29 18:00:00 [d.py:1] Loading weights took 3.00 seconds")]
     host.open_from = 9999.0
     health = host.wait(timeout=100.0, stall_timeout=10.0)
@@ -236,43 +140,43 @@ def test_silence_that_cannot_be_counted_lasts_until_the_timeout(host: Host) -> N
 # -- what answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_of_someone_else_is_said_at_once(host: Host) -> None:
+def test_a_port_of_someone_else_is_said_at_once(host: VirtualHost) -> None:
     host.owner = "nginx.service"
     health = host.wait()
     assert (health.code, health.level) == ("port_foreign", "alive") and "pid 40 (vllm, nginx.service)" in health.reason
 
 
 @pytest.mark.parametrize(("key", "code"), [("", "key_needed"), ("sk-bad-EXAMPLE", "key_refused")])
-def test_401_is_a_verdict_and_hides_the_key(host: Host, key: str, code: str) -> None:
+def test_401_is_a_verdict_and_hides_the_key(host: VirtualHost, key: str, code: str) -> None:
     host.routes["/v1/models"] = (401, {"error": "Unauthorized"})
     health = host.wait(api_key=key)
     assert (health.code, health.level, host.now) == (code, "healthy", 0.0)
     assert "401" in health.reason and "sk-bad-EXAMPLE" not in str(health)
 
 
-def test_another_name_is_named_beside_the_wanted_one(host: Host) -> None:
+def test_another_name_is_named_beside_the_wanted_one(host: VirtualHost) -> None:
     host.routes["/v1/models"] = (200, {"data": [{"id": "/srv/models/model-a/", "root": "/srv/models/model-a/"}]})
     health = host.wait(served_model_name="model-a")
     assert health.code == "wrong_model_name" and "/srv/models/model-a/" in health.reason
 
 
-def test_the_old_model_behind_the_right_name_is_found(host: Host) -> None:
+def test_the_old_model_behind_the_right_name_is_found(host: VirtualHost) -> None:
     health = host.wait(served_model_name="m", model_path="/models/new")
     assert health.code == "wrong_model_path" and "/models/m" in health.reason and "/models/new" in health.reason
 
 
-def test_a_server_that_does_not_say_its_path_passes_with_a_note(host: Host) -> None:
+def test_a_server_that_does_not_say_its_path_passes_with_a_note(host: VirtualHost) -> None:
     host.routes["/v1/models"] = (200, {"data": [{"id": "m"}]})
     health = host.wait(model_path="/models/m")
-    assert health.ready and "could not" not in health.reason and "not compared" in health.facts["notes"][0]
+    assert health.ready and "could not be compared" in health.facts["notes"][0]
 
 
-def test_503_of_the_units_own_server_means_a_dead_engine(host: Host) -> None:
+def test_503_of_the_units_own_server_means_a_dead_engine(host: VirtualHost) -> None:
     host.routes["/health"] = (503, None)
     assert host.wait().code == "engine_dead"
 
 
-def test_a_slow_health_check_under_load_is_waited_out(host: Host) -> None:
+def test_a_slow_health_check_under_load_is_waited_out(host: VirtualHost) -> None:
     host.routes["/health"] = "timeout"
     host.tokens_per_second = 800.0
     host.unit += [(25.0, FAILED)]
@@ -280,14 +184,14 @@ def test_a_slow_health_check_under_load_is_waited_out(host: Host) -> None:
     assert any("busy: tokens are being produced" in report["what"] for report in host.reports)
 
 
-def test_a_busy_server_that_never_answers_us_is_given_up_in_time(host: Host) -> None:
+def test_a_busy_server_that_never_answers_us_is_given_up_in_time(host: VirtualHost) -> None:
     host.routes["/v1/chat/completions"] = "timeout"
     host.tokens_per_second = 800.0
     health = host.wait(answer_timeout=10.0, timeout=100.0, stall_timeout=5.0)
     assert health.code == "timeout" and "busy" in health.reason and host.now < 125
 
 
-def test_a_request_that_never_moves_fails_although_health_is_fine(host: Host) -> None:
+def test_a_request_that_never_moves_fails_although_health_is_fine(host: VirtualHost) -> None:
     host.routes["/v1/chat/completions"] = "timeout"
     health = host.wait(answer_timeout=20.0)
     assert health.code == "generation_timeout" and "/health answered 200" in health.reason and "20 s" in health.reason
@@ -303,7 +207,7 @@ def test_a_request_that_never_moves_fails_although_health_is_fine(host: Host) ->
         (says("wherebyzna ##ung tslib orchid", 12), "wrong_answer"),
     ],
 )
-def test_nonsense_is_told_from_an_answer(host: Host, reply: Reply, code: str) -> None:
+def test_nonsense_is_told_from_an_answer(host: VirtualHost, reply: Reply, code: str) -> None:
     host.routes["/v1/chat/completions"] = reply
     assert host.wait().code == code
 
@@ -319,17 +223,17 @@ def test_nonsense_is_told_from_an_answer(host: Host, reply: Reply, code: str) ->
         says("<think>The user asks for a sum. First", 16),
     ],
 )
-def test_sensible_and_unfinished_answers_pass(host: Host, reply: Reply) -> None:
+def test_sensible_and_unfinished_answers_pass(host: VirtualHost, reply: Reply) -> None:
     host.routes["/v1/chat/completions"] = reply
     assert host.wait().ready
 
 
-def test_any_text_is_enough_when_the_model_knows_nothing(host: Host) -> None:
+def test_any_text_is_enough_when_the_model_knows_nothing(host: VirtualHost) -> None:
     host.routes["/v1/chat/completions"] = says("wherebyzna ##ung tslib orchid", 12)
     assert host.wait(answer_check="any").ready
 
 
-def test_a_model_without_a_chat_template_is_asked_by_completion(host: Host) -> None:
+def test_a_model_without_a_chat_template_is_asked_by_completion(host: VirtualHost) -> None:
     message = "you must provide a chat template if the tokenizer does not define one."
     host.routes["/v1/chat/completions"] = (400, {"error": {"message": message}})
     host.routes["/v1/completions"] = (200, {"choices": [{"text": " 42"}], "usage": {"completion_tokens": 1}})
@@ -337,7 +241,7 @@ def test_a_model_without_a_chat_template_is_asked_by_completion(host: Host) -> N
 
 
 @pytest.mark.parametrize(("vector", "ready"), [([0.1, -0.2], True), ([0.0, 0.0], False), ([float("nan")], False)])
-def test_a_model_that_does_not_generate_is_judged_by_its_vectors(host: Host, vector: list[float], ready: bool) -> None:
+def test_a_model_that_does_not_generate_is_judged_by_its_vectors(host: VirtualHost, vector: list[float], ready: bool) -> None:
     del host.routes["/v1/chat/completions"]
     host.routes["/v1/embeddings"] = (200, {"data": [{"embedding": vector}]})
     health = host.wait()
