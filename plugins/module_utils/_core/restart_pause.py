@@ -57,9 +57,13 @@ def recent(times: t.Iterable[float], now: float, state: t.Optional[UnitState]) -
     return sorted(time for time in times if 0 <= now - time <= _interval(state))[-_REMEMBERED:]
 
 
-def is_asked(state: UnitState, invocation: t.Optional[str]) -> bool:
-    """Whether ``invocation`` is a start of the unit that a person, a play or a boot asked for."""
-    return state.n_restarts == 0 and state.invocation_id == invocation
+def is_asked(state: UnitState, invocation: t.Optional[str], restarts_then: t.Optional[int] = None) -> bool:
+    """Whether ``invocation`` is a start of the unit that a person, a play or a boot asked for.
+
+    systemd counts a restart of its own when it makes it. Where the count is still what it was at the last failure
+    (``restarts_then``), somebody was quicker.
+    """
+    return state.invocation_id == invocation and state.n_restarts in (0, restarts_then)
 
 
 def is_enough(times: t.Iterable[float], now: float, state: UnitState, invocation: t.Optional[str]) -> t.Optional[str]:

@@ -70,7 +70,7 @@ def may_start(files: HostFiles, release_id: str) -> bool:
     state = state_of_unit(files) if failures else None
     if not state:
         return True
-    if restart_pause.is_asked(state, invocation):
+    if restart_pause.is_asked(state, invocation, record.get("n_restarts")):
         write_json(files.last_failure, {**record, "failures": []})
         return True
     enough = restart_pause.is_enough(failures, now, state, invocation)
@@ -131,8 +131,10 @@ def record_failure(files: HostFiles) -> int:
         return 0
     blocks, now = diagnose.is_deterministic(finding), time.time()
     before = restart_pause.failures_of(read_json(files.last_failure), release["id"])
-    failures = restart_pause.recent([*before, now], now, state_of_unit(files))
+    state = state_of_unit(files)
+    failures = restart_pause.recent([*before, now], now, state)
     record = {**finding.as_dict(), "release": release["id"], "invocation": invocation, "blocks": blocks, "time": now, "failures": failures}
+    record["n_restarts"] = state.n_restarts if state else None
     record.update({name.lower(): os.environ.get(name) for name in ("SERVICE_RESULT", "EXIT_CODE", "EXIT_STATUS")})
     write_json(files.last_failure, record)
     say(f"{finding.cause}: {finding.message}" + (" The release is blocked until it changes or is deployed again." if blocks else ""))

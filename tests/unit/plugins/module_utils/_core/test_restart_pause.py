@@ -82,6 +82,8 @@ def test_after_five_failures_of_late_an_automatic_restart_is_one_too_many(
 def test_a_start_is_asked_for_where_nothing_restarted_the_unit_before() -> None:
     assert is_asked(UNIT._replace(n_restarts=0), RUN)
     assert not is_asked(UNIT, RUN)
+    assert not is_asked(UNIT, RUN, restarts_then=2)
+    assert is_asked(UNIT, RUN, restarts_then=3), "somebody did not wait for systemd's own restart"
     assert not is_asked(UNIT._replace(n_restarts=0), "0f" * 16)
 
 
