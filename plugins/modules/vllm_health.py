@@ -85,6 +85,13 @@ options:
     type: str
     choices: [judged, any]
     default: judged
+  logprobs:
+    description:
+      - Whether the numbers behind the words are asked for too, to find those that are not finite.
+      - vLLM compiles what computes them at the first such request. On a host without a C++ compiler that ends the engine (seen with its CPU
+        build 0.32.0), so it is for hosts that are known to have one.
+    type: bool
+    default: false
   expected_listeners:
     description:
       - What the unit's processes may listen on beyond loopback besides the port of the server, each entry a port (V(29500)), an address
@@ -382,6 +389,7 @@ def argument_spec() -> dict[str, t.Any]:
         "stall_timeout": {"type": "float", "default": 300.0},
         "answer_timeout": {"type": "float", "default": 120.0},
         "answer_check": {"type": "str", "choices": ["judged", "any"], "default": "judged"},
+        "logprobs": {"type": "bool", "default": False},
         "expected_listeners": {"type": "list", "elements": "str", "default": []},
         "ca_path": {"type": "path"},
         "use_proxy": {"type": "bool", "default": True},

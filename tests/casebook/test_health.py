@@ -130,7 +130,7 @@ def test_numbers_that_json_cannot_hold_are_found_although_the_words_are_right(un
         handler.wfile.write(content)
 
     server.routes[CHAT] = overflow
-    answer = ask(unit, server)
+    answer = ask(unit, server, logprobs=True)
     assert (answer["code"], answer["level"]) == ("broken_numbers", "serving")
 
 

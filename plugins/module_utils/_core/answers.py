@@ -63,18 +63,23 @@ def ask(
     headers: t.Mapping[str, str],
     model: str,
     max_tokens: int,
+    logprobs: bool,
     deadline: float,
     clock: Clock,
 ) -> Answer:
-    """Put the question by chat; by completion to a model without a chat template; as an embedding to one that generates nothing."""
+    """Put the question by chat; by completion to a model without a chat template; as an embedding to one that generates nothing.
+
+    The numbers behind the words are asked for with ``logprobs`` only: vLLM compiles what computes them at the first such request.
+    """
 
     def post(path: str, body: t.Mapping[str, t.Any]) -> Response:
         sent = {**headers, "Content-Type": "application/json"}
         return transport("POST", f"{root}{path}", sent, json.dumps(body).encode(), max(_SHORTEST_WAIT, deadline - clock()))
 
-    for probe, path, body, logprobs in _attempts(model, question.text, max_tokens):
-        response, refused = post(path, {**body, **logprobs}), ""
-        if logprobs and _may_be_about_logprobs(probe, response):
+    for probe, path, body, numbers in _attempts(model, question.text, max_tokens):
+        more = numbers if logprobs else {}
+        response, refused = post(path, {**body, **more}), ""
+        if more and _may_be_about_logprobs(probe, response):
             refused = f"{response.status}: {_error_text(response)}"
             response = post(path, body)
         if response.status == 200:

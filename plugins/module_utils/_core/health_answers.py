@@ -47,6 +47,7 @@ def _put(question: Question, want: Want, effects: Effects, server: Server, facts
         headers=server.headers(),
         model=facts["model"],
         max_tokens=min(_MAX_TOKENS, (facts.get("max_model_len") or 2048) // 2),
+        logprobs=want.logprobs,
         deadline=asked + want.answer_timeout,
         clock=effects.clock,
     )

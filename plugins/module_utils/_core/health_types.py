@@ -31,6 +31,7 @@ class Want(t.NamedTuple):
     stall_timeout: float = 300.0
     answer_timeout: float = 120.0
     answer_check: str = "judged"
+    logprobs: bool = False
     expected_listeners: t.Sequence[str] = ()
 
     @property

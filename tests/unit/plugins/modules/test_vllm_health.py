@@ -425,16 +425,17 @@ def test_the_numbers_behind_the_words_are_asked_for_and_a_server_may_refuse_them
         handler.wfile.write(content)
 
     server.routes["/v1/chat/completions"] = refuse
-    health = unit.health(url=server.url)
+    assert not unit.health(url=server.url)["notes"], "they are not asked for unless somebody wants them"
+    health = unit.health(url=server.url, logprobs=True)
     assert health["ready"] and any("refused to give logprobs (400" in note for note in health["notes"])
 
 
 @pytest.mark.parametrize("check", ["judged", "any"])
 def test_logprobs_that_are_no_numbers_fail_beside_the_right_answer(unit: ServedUnit, server: HandMade, check: str) -> None:
     server.routes["/v1/chat/completions"] = says("42", logprobs={"content": [{"token": "42", "logprob": float("nan")}]})
-    health = unit.health(url=server.url, answer_check=check)
+    health = unit.health(url=server.url, answer_check=check, logprobs=True)
     assert (health["code"], health["level"]) == ("broken_numbers", "serving")
 
 
 def test_the_fake_engine_gives_logprobs_to_chat_and_to_completions(unit: ServedUnit) -> None:
-    assert not [note for note in unit.start().health()["notes"] if "logprobs" in note]
+    assert not [note for note in unit.start().health(logprobs=True)["notes"] if "logprobs" in note]
