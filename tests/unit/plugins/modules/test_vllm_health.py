@@ -425,7 +425,8 @@ def test_the_numbers_behind_the_words_are_asked_for_and_a_server_may_refuse_them
         handler.wfile.write(content)
 
     server.routes["/v1/chat/completions"] = refuse
-    assert not unit.health(url=server.url)["notes"], "they are not asked for unless somebody wants them"
+    assert unit.health(url=server.url)["ready"]
+    assert "logprobs" not in server.asked[-1][2], "they are not asked for unless somebody wants them"
     health = unit.health(url=server.url, logprobs=True)
     assert health["ready"] and any("refused to give logprobs (400" in note for note in health["notes"])
 
