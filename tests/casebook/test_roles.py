@@ -42,8 +42,6 @@ REGISTERED = {
     "ansible_facts": {"service_mgr": "systemd", "systemd": {"version": "252"}, "python_version": "3.11.2", "os_family": "Debian"},
     "host_packages_installed": {"changed": False},
     "server_release": {"unit_loaded": True, "changed": True},
-    "server_release_file": {"stat": {"exists": True}},
-    "server_release_text": {"content": "eyJncHVzIjogWyJHUFUtMSJdfQ=="},
     "server_listeners": {"listeners": [{"name": "python3", "unit": None, "pid": 7}]},
     "weights_snapshot": {"changed": True, "path": "/models/m"},
     "weights_verdict": {"failed": True, "proven": False, "code": "path_missing"},

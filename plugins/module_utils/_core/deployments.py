@@ -13,7 +13,7 @@ from .engine_config import address, names_of, read_engine_yaml
 from .host_files import read_json, unit_name
 from .unit import show_unit
 
-__all__ = ["Deployment", "read_deployments"]
+__all__ = ["Deployment", "read_current", "read_deployments"]
 
 
 class Deployment(t.NamedTuple):
@@ -34,17 +34,19 @@ class Deployment(t.NamedTuple):
 
 def read_deployments(root: Path, runner: Runner) -> list[Deployment]:
     """Every deployment below ``root`` with a current release, by name."""
-    found = []
-    for current in sorted(root.glob("*/current")):
-        record = read_json(current / "release.json")
-        if record is not None:
-            found.append(_deployment(current, record, runner))
-    return found
+    found = ((current.parent.name, read_current(current)) for current in sorted(root.glob("*/current")))
+    return [_deployment(name, *release, runner) for name, release in found if release is not None]
 
 
-def _deployment(current: Path, record: t.Mapping[str, t.Any], runner: Runner) -> Deployment:
-    name = current.parent.name
-    options = read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
+def read_current(current: Path) -> t.Optional[tuple[dict[str, t.Any], dict[str, t.Any]]]:
+    """release.json and the engine's options of the release that the link ``current`` names; None where it names none."""
+    record = read_json(current / "release.json")
+    if record is None:
+        return None
+    return record, read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
+
+
+def _deployment(name: str, record: t.Mapping[str, t.Any], options: t.Mapping[str, t.Any], runner: Runner) -> Deployment:
     unit = show_unit(runner, unit_name(name))
     return Deployment(
         deployment=name,

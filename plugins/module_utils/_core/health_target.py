@@ -8,11 +8,12 @@ from __future__ import annotations
 import typing as t
 from pathlib import Path
 
-from .engine_config import address, names_of, read_engine_yaml
+from .deployments import read_current
+from .engine_config import address, names_of
 from .errors import VllmError
 from .health_listeners import check_expected
 from .health_types import Want
-from .host_files import read_json, unit_name
+from .host_files import unit_name
 from .release import deployment_name
 from .server_url import server_root
 
@@ -22,10 +23,10 @@ __all__ = ["of_release", "options_of"]
 def of_release(root: str, deployment: str) -> dict[str, t.Any]:
     """What the current release of a deployment says of its server."""
     current = Path(root) / deployment_name(deployment) / "current"
-    record = read_json(current / "release.json")
-    if record is None:
+    release = read_current(current)
+    if release is None:
         raise VllmError(f"{current} holds no release.", code="no_release", remedy=f"Deploy {deployment}, or give url and unit.")
-    options = read_engine_yaml((current / "engine.yaml").read_text(encoding="utf-8"))
+    record, options = release
     names, keys = names_of(options, "served-model-name"), names_of(options, "api-key")
     target = {"url": address(options), "unit": unit_name(deployment), "model_path": record["model_path"]}
     return {**target, "served_model_name": next(iter(names), None), "api_key": next(iter(keys), None)}

@@ -9,6 +9,8 @@ import json
 import typing as t
 
 import pytest
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.restart_pause import LONGEST
+from support.plays import role_yaml
 from support.role_vars import server_host, template_all
 from support.running import ROOT
 
@@ -100,6 +102,10 @@ def test_the_start_limit_covers_five_starts_with_their_waits_loads_ends_and_paus
     assert values(lines, "StartLimitIntervalSec") == [str(5 * (100 + 1000 + 100 + 300))]
     assert values(lines, "TimeoutStartSec") == [str(100 + 300 + 60)]
     assert (values(lines, "StartLimitBurst"), values(lines, "RestartSec")) == (["20"], ["3"])
+
+
+def test_role_and_host_helper_agree_on_the_longest_pause() -> None:
+    assert role_yaml("server", "vars")["__server_longest_pause"] == LONGEST
 
 
 def test_a_stop_is_given_longer_than_the_engine_takes_to_drain_and_ends_every_process(units: dict[str, list[str]]) -> None:
