@@ -168,6 +168,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._core.errors import VllmError
+from ..module_utils._core.redaction import without_secrets
 from ..module_utils._core.venv import (
     Marker,
     Source,
@@ -253,13 +254,14 @@ def main() -> None:
     """Read the options and answer."""
     module = AnsibleModule(argument_spec=_ARGUMENTS, supports_check_mode=True)
     spec, source = _asked(module.params)
-    module.no_log_values.update(secrets_of((*source.find_links, *spec.extra_packages, *spec.overrides)))
+    secrets = secrets_of((*source.find_links, *spec.extra_packages, *spec.overrides))
+    module.no_log_values.update(secrets)
     try:
         check_spec(spec, source)
         result = ensure(module, Venv(module, spec, source))
     except VllmError as exc:
-        module.fail_json(msg=str(exc), code=exc.code, **exc.details)
-    module.exit_json(**result)
+        module.fail_json(**without_secrets({"msg": str(exc), "code": exc.code, **exc.details}, secrets))
+    module.exit_json(**without_secrets(result, secrets))
 
 
 if __name__ == "__main__":
