@@ -80,6 +80,7 @@ attributes:
     support: full
     details: Values of O(api_keys) are left out.
 seealso:
+  - module: gpufleet.vllm.vllm_release_proven
   - module: gpufleet.vllm.vllm_roll_back
   - module: gpufleet.vllm.release_cleanup
   - module: gpufleet.vllm.vllm_health
@@ -112,6 +113,11 @@ path:
   sample: /etc/gpufleet/minimax-m25/releases/5d1f8a0b6c3e
 previous:
   description: Release that was current before this one, or that C(previous) names.
+  returned: success
+  type: str
+  sample: 0a9b8c7d6e5f
+proven:
+  description: Release that passed its gate last, as M(gpufleet.vllm.vllm_release_proven) noted. V(null) where none did.
   returned: success
   type: str
   sample: 0a9b8c7d6e5f
@@ -234,6 +240,7 @@ def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[
         if backup:
             result["backup"] = backup
     result["previous"] = current if current != release.id else store.linked("previous")
+    result["proven"] = store.linked("proven")
     return result
 
 

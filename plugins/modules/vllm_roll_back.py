@@ -86,6 +86,11 @@ releases:
   type: list
   elements: str
   sample: [5d1f8a0b6c3e, 0a9b8c7d6e5f]
+proven:
+  description: Release that passed its gate last. V(null) where none did.
+  returned: success
+  type: str
+  sample: 0a9b8c7d6e5f
 drift:
   description: Files of the release that are not as they were written. One hash covers three of them, so they are named together.
   returned: when the release is refused for that
@@ -174,7 +179,7 @@ def roll_back(module: AnsibleModule) -> dict[str, t.Any]:
         refuse_unfit(store, HostFiles(deployment), release)
         result = apply(module, store, release)
     result.update(unit_facts(module, deployment, release, forget_others=False))
-    result.update(release=release, path=str(store.path(release)))
+    result.update(release=release, path=str(store.path(release)), proven=store.linked("proven"))
     return result
 
 

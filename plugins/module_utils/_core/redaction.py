@@ -17,7 +17,7 @@ HIDDEN = "***"
 
 
 def without_secrets(value: t.Any, secrets: t.Collection[str]) -> t.Any:
-    """The value with every secret in its texts replaced, those in lists and dictionaries too (not the names in these); an empty secret is none."""
+    """The value with every secret in its texts replaced, also in lists and in the values of dictionaries; an empty secret is none."""
     if isinstance(value, str):
         for secret in sorted(filter(None, secrets), key=len, reverse=True):
             value = value.replace(secret, HIDDEN)

@@ -55,7 +55,7 @@ def read_record(folder: Path) -> t.Optional[dict[str, t.Any]]:
 
 
 class ReleaseStore:
-    """The folder of one deployment: ``releases/<id>/`` and the links ``current``, ``previous`` and ``rolled-back``."""
+    """The folder of one deployment: ``releases/<id>/`` and the links ``current``, ``previous``, ``rolled-back`` and ``proven``."""
 
     def __init__(self, root: Path, deployment: str) -> None:
         self.folder = root / deployment
@@ -66,7 +66,7 @@ class ReleaseStore:
         return self.releases / release_id
 
     def linked(self, name: str) -> t.Optional[str]:
-        """The id of the release that ``current`` or ``previous`` points at; None without such a link."""
+        """The id of the release that one of the links points at; None without such a link."""
         try:
             return Path(os.readlink(self.folder / name)).name
         except FileNotFoundError:
@@ -173,6 +173,11 @@ class ReleaseStore:
         ):
             if after is not None and after != before:
                 self._link(name, after)
+
+    def prove(self, release_id: str) -> None:
+        """Remember that the release passed its gate: it is what to return to when a later one does not."""
+        if self.linked("proven") != release_id:
+            self._link("proven", release_id)
 
     def _link(self, name: str, release_id: str) -> None:
         staged = self.folder / f".{name}.partial"
