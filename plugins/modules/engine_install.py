@@ -133,6 +133,13 @@ marker:
   returned: success
   type: str
   sample: /opt/gpufleet/engines/vllm-0.33.0/.gpufleet-complete.json
+converged:
+  description:
+    - Whether everything was as it should be already.
+    - It is the answer of a question that is asked in check mode, whatever C(changed_when) makes of the question.
+  returned: success
+  type: bool
+  sample: true
 python_version:
   description: Version of the interpreter that the venv uses.
   returned: when the venv is complete
@@ -228,6 +235,7 @@ def _result(venv: Venv, marker: t.Optional[Marker], *, changed: bool, leftover: 
     found: dict[str, t.Any] = {"python_version": marker.python_version, "packages": marker.packages} if marker else {}
     return {
         "changed": changed,
+        "converged": not changed,
         "dest": str(venv.dest),
         "command": str(venv.command),
         "requirement": venv.spec.requirement,

@@ -11,8 +11,8 @@ module: vllm_release_proven
 short_description: Remember that the current release of a vLLM deployment passed its gate
 version_added: 0.1.0
 description:
-  - Makes the link C(proven) of a deployment name its current release, in one step. It is what a rollout returns to when a later release fails
-    its gate, and M(gpufleet.vllm.release_cleanup) keeps it.
+  - Makes the link C(proven) of a deployment name its current release, in one step. It is what a rollout returns to when a later release
+    fails its gate, and M(gpufleet.vllm.release_cleanup) keeps it.
   - Asks nothing of the server. Call it after M(gpufleet.vllm.vllm_health) said that the server is ready.
 options:
   deployment:

@@ -13,12 +13,15 @@ import typing as t
 from pathlib import Path
 
 from .durable import sync, write_file
+from .engine_config import read_engine_yaml
 from .errors import VllmError
 from .release import ENGINE_YAML, ENVIRONMENT, RELEASE_JSON, Release, content_id
 
 __all__ = ["Drift", "Links", "ReleaseStore", "read_record"]
 
 _ID = re.compile(r"[0-9a-f]{12}")
+# What people call parts of a release, and what release.json does.
+_PARTS = {"weights": "model_path", "engine": "engine_path", "gpus": "gpus", "gpu_wait": "gpu_wait", "origin": "origin"}
 
 
 class Drift(t.NamedTuple):
@@ -84,6 +87,23 @@ class ReleaseStore:
         """The releases on the disk, the one that was written last first."""
         found = [path for path in self.releases.glob("*") if _ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
         return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
+
+    def differences(self, release: Release) -> list[str]:
+        """What of a release is another than in the current one: names of options and of parts, without values."""
+        current = read_record(self.folder / "current")
+        if current is None:
+            return ["first release"]
+        wanted = {name: text for name, (text, _mode) in release.files().items()}
+        before, after = read_engine_yaml(self._current_text(ENGINE_YAML)), read_engine_yaml(wanted[ENGINE_YAML])
+        options = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+        record = json.loads(wanted[RELEASE_JSON])
+        parts = [part for part, field in _PARTS.items() if current.get(field) != record[field]]
+        environment = ["environment"] if self._current_text(ENVIRONMENT) != wanted[ENVIRONMENT] else []
+        return [*("keys" if name == "api-key" else name for name in options), *environment, *parts]
+
+    def _current_text(self, name: str) -> str:
+        path = self.folder / "current" / name
+        return path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
 
     def edited(self, release_id: str) -> list[str]:
         """What of a release is not as it was written, by its name, which is the hash of its content.
