@@ -326,6 +326,11 @@ restarts:
   returned: always
   type: int
   sample: 0
+unit_end:
+  description: State and result of the unit, and how its main process ended last, where the level is not reached and O(unit) is known.
+  returned: always
+  type: str
+  sample: failed (failed), result exit-code, exit status 1
 waited_seconds:
   description: How long the module waited.
   returned: always

@@ -105,6 +105,21 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+deployment:
+  description: Name of the deployment.
+  returned: success
+  type: str
+  sample: minimax-m25
+model_path:
+  description: Folder of the release's weights.
+  returned: success
+  type: str
+  sample: /var/lib/gpufleet/models/MiniMaxAI--MiniMax-M2.5/f710177d938eff80b684d42c5aa84b382612f21f
+engine_path:
+  description: Engine venv of the release.
+  returned: success
+  type: str
+  sample: /opt/gpufleet/engines/vllm-0.33.0
 release:
   description: Name of the release.
   returned: success
@@ -305,7 +320,8 @@ def main() -> None:
         unit_text, drifted = module.params["unit_text"], bool(result["drift"])
         result.update(unit_facts(module, release.deployment, release.id, drifted=drifted, unit_text=unit_text))
         result.update(replaced=yet_to_make_room(module, module.params["replaces"]))
-        result.update(release=release.id, path=str(store.path(release.id)))
+        paths = {"path": str(store.path(release.id)), "model_path": release.model_path, "engine_path": release.engine_path}
+        result.update(deployment=release.deployment, release=release.id, **paths)
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)
     module.exit_json(**result)

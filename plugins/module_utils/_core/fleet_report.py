@@ -36,7 +36,7 @@ def host_record(host: str, need: t.Optional[str], facts: Facts) -> dict[str, t.A
         "level": health.get("level") or None,
         "ready": bool(health.get("ready")),
         "phases": phases if worked_on else [],
-        "changed": list(outcome.get("changed") or []),
+        "changed": _changed(facts) if worked_on else [],
         "failure": outcome.get("failure"),
     }
 
@@ -70,8 +70,9 @@ def _failure(record: t.Mapping[str, t.Any]) -> t.Iterator[str]:
     if failure.get("unit"):
         yield f"  unit: {failure['unit']}"
     yield from (f"  | {line}" for line in (failure.get("evidence") or [])[-_EVIDENCE:])
-    for holder in failure.get("holders") or []:
-        yield f"  GPU {holder['gpu']} is held by pid {holder['pid']} ({holder['name']}, {holder['unit'] or 'no unit'}), {holder['bytes']} bytes"
+    for gpu, process in failure.get("holders") or []:
+        who = f"pid {process['pid']} ({process['name']}, {process['unit'] or 'no unit'})"
+        yield f"  GPU {gpu} is held by {who} with {(process['bytes'] or 0) / 1e9:.1f} GB"
     if failure.get("returned"):
         yield f"  {failure['returned']}"
 
@@ -79,6 +80,13 @@ def _failure(record: t.Mapping[str, t.Any]) -> t.Iterator[str]:
 def _line(row: t.Sequence[str], widths: t.Sequence[int]) -> str:
     cells = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in zip(_HEAD, row, widths)]
     return "  ".join(cells).rstrip()
+
+
+def _changed(facts: Facts) -> list[str]:
+    """What of the host was made new: parts that the roles brought, and what is different in the release."""
+    brought = {"host": "host_helper", "weights files": "weights_snapshot", "engine venv": "engine_venv"}
+    differences = _mapping(facts.get("server_failure") or facts.get("server_release")).get("differences") or []
+    return [*(part for part, name in brought.items() if _mapping(facts.get(name)).get("changed")), *differences]
 
 
 def _deployment(facts: Facts, name: t.Optional[str]) -> Facts:

@@ -115,6 +115,7 @@ class _Ladder:
             phase=self.watch.tracker.phase if self._want.unit else None,
             waited_seconds=round(self._effects.clock() - self._started, 3),
             restarts=state.n_restarts if state else None,
+            unit_end=state.describe() if state and obstacle else None,
         )
         reason = failed.reason or f"{self._want.who} is {reached}"
         return Health(reached, obstacle is None, reason, failed.code, failed.remedy, facts)

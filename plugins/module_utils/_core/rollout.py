@@ -16,7 +16,7 @@ import typing as t
 from .errors import VllmError
 from .snapshot import some
 
-__all__ = ["Look", "Plan", "SERVES_AGAIN", "need_of", "plan_rollout", "reason_to_stop", "share"]
+__all__ = ["SERVES_AGAIN", "Look", "Plan", "need_of", "plan_rollout", "reason_to_stop", "share"]
 
 Size = t.Union[int, str]
 _ORDER = ("broken", "first", "settle", "restart")

@@ -96,6 +96,10 @@ class UnitState(t.NamedTuple):
     def is_running(self) -> bool:
         return self.active_state in ("active", "reloading") or (self.active_state == "activating" and self.main_pid > 0)
 
+    def describe(self) -> str:
+        """State, result and how the main process ended last, in one line."""
+        return f"{self.active_state} ({self.sub_state}), result {self.result or 'unknown'}, {self.describe_end()}"
+
     def describe_end(self) -> str:
         """How the main process ended, as ``systemctl status`` would say it."""
         if self.exec_main_code == 1:

@@ -179,9 +179,7 @@ def test_what_is_different_from_the_current_release_is_named_without_values(host
     same = host.release(check=True)
     assert (same["differences"], same["converged"]) == ([], True)
     arguments = {"max-num-seqs": 512, "enable-prefix-caching": False}
-    other = host.release(
-        check=True, arguments=arguments, api_keys=["MARKER-new"], environment={"A": "b"}, engine_path="/engines/other"
-    )
+    other = host.release(check=True, arguments=arguments, api_keys=["MARKER-new"], environment={"A": "b"}, engine_path="/engines/other")
     assert other["differences"] == ["keys", "enable-prefix-caching", "max-num-seqs", "environment", "engine"]
     assert not other["converged"]
 
