@@ -14,6 +14,8 @@ Facts = t.Mapping[str, t.Any]
 _HEAD = ("host", "result", "release", "model", "engine", "health", "seconds", "changed", "phases")
 _RIGHT = {"seconds"}
 _EVIDENCE = 6
+# Seconds of a phase that is worth its place in a line.
+_TELLING = 0.1
 
 
 def host_record(host: str, need: t.Optional[str], facts: Facts) -> dict[str, t.Any]:
@@ -42,7 +44,10 @@ def host_record(host: str, need: t.Optional[str], facts: Facts) -> dict[str, t.A
 
 
 def table(records: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
-    """The records as lines, and below them why hosts failed, with the evidence and the remedies."""
+    """The records as lines, and below them why hosts failed, with the evidence and the remedies.
+
+    No cell holds a single space, since Ansible's YAML breaks long lines there.
+    """
     rows = [_HEAD, *(_row(record) for record in records)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     failures = [record for record in records if record.get("failure")]
@@ -57,10 +62,10 @@ def _row(record: t.Mapping[str, t.Any]) -> tuple[str, ...]:
         record["release"] or "-",
         record["model"] or "-",
         record["engine"] or "-",
-        (record["level"] or "down") if record["ready"] else f"{record['level'] or 'down'}, not ready",
+        record["level"] if record["ready"] else f"not-ready({record['level'] or 'down'})",
         f"{sum(phase['seconds'] for phase in phases):.1f}" if phases else "-",
-        ", ".join(record["changed"]) or "-",
-        ", ".join(f"{phase['name']} {phase['seconds']:.1f}" for phase in phases) or "-",
+        ",".join(record["changed"]) or "-",
+        ",".join(f"{phase['name']}:{phase['seconds']:.1f}" for phase in phases if phase["seconds"] >= _TELLING) or "-",
     )
 
 
@@ -84,9 +89,10 @@ def _line(row: t.Sequence[str], widths: t.Sequence[int]) -> str:
 
 def _changed(facts: Facts) -> list[str]:
     """What of the host was made new: parts that the roles brought, and what is different in the release."""
-    brought = {"host": "host_helper", "weights files": "weights_snapshot", "engine venv": "engine_venv"}
+    brought = {"host": "host_helper", "weights": "weights_snapshot", "engine": "engine_venv"}
     differences = _mapping(facts.get("server_failure") or facts.get("server_release")).get("differences") or []
-    return [*(part for part, name in brought.items() if _mapping(facts.get(name)).get("changed")), *differences]
+    parts = [part for part, name in brought.items() if _mapping(facts.get(name)).get("changed")]
+    return list(dict.fromkeys([*parts, *(difference.replace(" ", "-") for difference in differences)]))
 
 
 def _deployment(facts: Facts, name: t.Optional[str]) -> Facts:
