@@ -53,8 +53,9 @@ def released(**changes: t.Any) -> dict[str, t.Any]:
     ("need", "facts"),
     [
         ("nothing", CONVERGED),
-        ("nothing", with_(balancer_now={"changed": False})),
-        ("settle", with_(balancer_now={"changed": True})),
+        ("nothing", with_(balancer_now={"skipped": True})),
+        ("nothing", with_(balancer_now={"results": [{"state": "ready"}, {"state": "maint"}]})),
+        ("settle", with_(balancer_now={"results": [{"state": "ready"}, {"state": "drain"}]})),
         ("settle", with_(host_helper={"converged": False})),
         ("settle", with_(engine_venv={"converged": False})),
         ("settle", with_(weights_snapshot={"converged": False})),
