@@ -141,6 +141,12 @@ def test_the_report_says_of_each_host_what_became_of_it() -> None:
     assert records["gpu1"]["failure"]["evidence"] == FAILURE["evidence"], "programs get all of it"
 
 
+def test_check_mode_deploys_nothing_and_says_so() -> None:
+    fleet = {"gpu1": {**FLEET["gpu2"], "vllm_outcome": {"result": "deployed", "foretold": True}}}
+    [record] = FILTERS["fleet_report"](fleet, ["gpu1"], {"needs": {"gpu1": "first"}})
+    assert record["result"] == "would-change" and "first-release" in record["changed"]
+
+
 def test_the_table_has_a_line_a_host_and_below_it_why_hosts_failed() -> None:
     head, *lines = FILTERS["fleet_table"](list(report().values()))
     assert head.split() == ["host", "result", "release", "model", "engine", "health", "seconds", "changed", "phases"]
