@@ -20,7 +20,8 @@ TLS = "/run/tls"
 KEY = "sk-right-EXAMPLE"
 # Half a minute on a machine of its own.
 PATIENCE = 300
-TOKENS = 1800
+TOKENS = 1000
+ANSWER = "/run/answer"
 # What a connection and a look at /proc take where the machine has other work, on top of the second that a verdict needs.
 SOON = 6
 # Phases that every start goes through before its port opens, in their order.
@@ -48,12 +49,6 @@ def gate(operator: Operator) -> Gate:
 def in_background() -> t.Iterator[t.Callable[..., Future[dict[str, t.Any]]]]:
     with ThreadPoolExecutor() as pool:
         yield pool.submit
-
-
-def status(host: t.Any, path: str, *options: str) -> int:
-    """The HTTP status of a route, asked on the host; 0 without an answer."""
-    silent = "--silent --output /dev/null --max-time 10 --write-out %{http_code}"
-    return int(host.run(f"curl {silent} {shlex.join(options)} {URL}{path}").stdout or 0)
 
 
 def engine(unit: Unit) -> list[int]:
@@ -102,7 +97,7 @@ def test_an_engine_that_hangs_is_found_although_health_says_200(host: t.Any, uni
     signal_all(host, "STOP", hung)
     try:
         answer = gate(answer_timeout=3)
-        assert status(host, "/health") == 200
+        assert unit.answers()
     finally:
         signal_all(host, "CONT", hung)
     assert (answer["code"], answer["level"]) == ("generation_timeout", "serving")
@@ -151,34 +146,33 @@ def test_a_start_is_told_phase_by_phase_until_it_answers(unit: Unit, gate: Gate)
 # -- it is asked to stop in the middle of an answer ------------------------------------------------------------------------------
 
 
-def ask_for_a_long_answer(host: t.Any) -> None:
-    """A client that streams an answer of many tokens into a file."""
+def stop_in_the_middle_of_an_answer(host: t.Any, unit: Unit, held: t.Sequence[int]) -> str:
+    """What /health says after a stop is asked for while a client is given a long answer. The engine pauses, so that there is time to look."""
     body = {"model": DEPLOYMENT, "prompt": "17+25", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     curl = ["curl", "--silent", "--no-buffer", "--fail", "--header", "Content-Type: application/json", "--data", json.dumps(body)]
-    host.check_output(f"systemd-run --unit=client --property=StandardOutput=file:/run/answer {shlex.join([*curl, URL + '/v1/completions'])}")
-
-
-def hold_in_the_middle(host: t.Any, pids: t.Sequence[int]) -> None:
-    """Let the engine pause as soon as the server counts a request, so that there is time to look."""
+    client = f"systemd-run --quiet --collect --unit=client --property=StandardOutput=truncate:{ANSWER}"
     is_counted = f"curl --silent {URL}/metrics | grep -q '^vllm:num_requests_running{{.*}} 1.0'"
-    host.check_output(f"until {is_counted}; do sleep 0.02; done; kill -s STOP {' '.join(map(str, pids))}")
+    pause = f"until {is_counted}; do sleep 0.02; done; kill -s STOP {' '.join(map(str, held))}"
+    health = f"curl --silent --max-time 10 --output /dev/null --write-out '%{{http_code}}' {URL}/health"
+    return str(
+        host.check_output(
+            f"{client} {shlex.join([*curl, URL + '/v1/completions'])}; {pause}; systemctl stop --no-block {unit.name}; {health}"
+        )
+    )
 
 
 @pytest.mark.long
 def test_a_stop_waits_for_the_answer_under_way_and_the_gate_tells_when_it_is_drained(host: t.Any, unit: Unit, gate: Gate) -> None:
     held = engine(unit)
-    ask_for_a_long_answer(host)
-    hold_in_the_middle(host, held)
-    host.check_output(f"systemctl stop --no-block {unit.name}")
-    health = status(host, "/health")
+    health = stop_in_the_middle_of_an_answer(host, unit, held)
     early = gate(timeout=1, level="drained")
     signal_all(host, "CONT", held)
-    assert health == 200, "it says that it is well, and takes no question any more"
+    assert health == "200", "it says that it is well, and takes no question any more"
     assert (early["code"], early["requests_running"]) == ("timeout", 1)
     assert "has 1 requests running and 0 waiting" in early["msg"]
     assert gate(level="drained")["level"] == "drained"
     wait_for(lambda: unit.shown("ActiveState") == "inactive")
-    answer = host.file("/run/answer").content_string.splitlines()
+    answer = host.file(ANSWER).content_string.splitlines()
     assert answer.count("data: [DONE]") == 1 and len([line for line in answer if line.startswith("data: {")]) > TOKENS / 2
     stopped = gate()
     assert (stopped["code"], stopped["level"]) == ("unit_not_running", "")
