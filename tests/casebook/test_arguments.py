@@ -74,7 +74,7 @@ def test_what_means_something_to_systemd_means_nothing_in_an_argument(release: t
 
 
 def test_what_means_something_to_systemd_means_nothing_in_a_variable(release: t.Callable[..., Answer]) -> None:
-    given = {"API": "pa%sword", "OTHER": "ab%zcd", "TOKEN": "a$b", "QUOTED": "it's \"${HOME}\" `id` \\", "LINES": "one\n\n\ttwo "}
+    given = {"API": "pa%sword", "OTHER": "ab%zcd", "TOKEN": "a$b", "QUOTED": 'it\'s "${HOME}" `id` \\', "LINES": "one\n\n\ttwo "}
     assert given.items() <= variables(release(environment=given)).items()
 
 

@@ -36,8 +36,11 @@ def unit(host: t.Any) -> Unit:
 
 
 @pytest.fixture
-def gate(operator: Operator) -> Gate:
-    """The gate that a deployment ends with: it reads from the release whom to ask for what."""
+def gate(operator: Operator, host: t.Any) -> Gate:
+    """The gate that a deployment ends with: it reads from the release whom to ask for what.
+
+    By ``host`` every test is one of the same host, or pytest would run those that do not name it last.
+    """
 
     def ask(**options: t.Any) -> dict[str, t.Any]:
         return operator.ask("gpu1", "vllm_health", **{"deployment": DEPLOYMENT, "timeout": PATIENCE, **options})
@@ -196,7 +199,7 @@ def certificate(host: t.Any) -> str:
 
 @pytest.fixture
 def guarded(host: t.Any, unit: Unit, drop_in: DropIn, certificate: str, gate: Gate) -> Gate:
-    """The gate to a server with the same release, a certificate and a key; the unit goes down again with the next start."""
+    """The gate to a server of the same release, with a certificate and a key until its next start."""
     credentials = f"/run/credentials/{unit.name}"
     options = f'ssl-certfile: "{credentials}/server.pem"\\nssl-keyfile: "{credentials}/server.key"\\napi-key: ["{KEY}"]\\n'
     host.check_output(f"(cat {unit.files}/current/engine.yaml; printf '{options}') > {TLS}/engine.yaml && chmod 600 {TLS}/engine.yaml")
