@@ -108,6 +108,7 @@ def test_an_unknown_recipe(operator: Operator) -> None:
                 "Set engine_version to 0.20.2 or newer.",
             ),
             id="an engine that is too old for the model",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             Refusal(
@@ -131,6 +132,7 @@ def test_an_unknown_recipe(operator: Operator) -> None:
                 },
             ),
             id="a bad name of a deployment, a port that is none",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             Refusal(
@@ -144,6 +146,7 @@ def test_an_unknown_recipe(operator: Operator) -> None:
                 },
             ),
             id="more ranks than GPUs, a GPU that is not there",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             Refusal(

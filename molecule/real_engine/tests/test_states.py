@@ -73,7 +73,7 @@ def release(host: t.Any) -> dict[str, t.Any]:
 
 def is_asking(host: t.Any) -> bool:
     """Whether a client on the host has a connection to the server."""
-    return host.run("ss --no-header --numeric --tcp state established dport = :8000").stdout.strip() != ""
+    return bool(host.run("ss --no-header --numeric --tcp state established dport = :8000").stdout.strip())
 
 
 # -- it serves ----------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_start_is_told_phase_by_phase_until_it_answers(unit: Unit, gate: Gate)
 
 
 def stop_in_the_middle_of_an_answer(host: t.Any, unit: Unit, held: t.Sequence[int]) -> str:
-    """What /health says after a stop is asked for while a client is given a long answer. The engine pauses, so that there is time to look."""
+    """What /health says after a stop while a client is given a long answer. The engine pauses, so that there is time to look."""
     body = {"model": DEPLOYMENT, "prompt": "17+25", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     curl = ["curl", "--silent", "--no-buffer", "--fail", "--header", "Content-Type: application/json", "--data", json.dumps(body)]
     client = f"systemd-run --quiet --collect --unit=client --property=StandardOutput=truncate:{ANSWER}"
@@ -213,7 +213,11 @@ def guarded(host: t.Any, unit: Unit, drop_in: DropIn, certificate: str, gate: Ga
 def test_behind_a_private_ca_and_a_key_each_mistake_has_its_name_and_a_dead_engine_its_own(host: t.Any, unit: Unit, guarded: Gate) -> None:
     right = guarded(api_key=KEY)
     assert (right["ready"], right["answer"].strip()) == (True, "The answer is 42.")
-    wrong = {"key_needed": {}, "key_refused": {"api_key": "sk-bad-EXAMPLE"}, "tls_untrusted": {"api_key": KEY, "ca_path": None}}
+    wrong: dict[str, dict[str, t.Any]] = {
+        "key_needed": {},
+        "key_refused": {"api_key": "sk-bad-EXAMPLE"},
+        "tls_untrusted": {"api_key": KEY, "ca_path": None},
+    }
     for code, options in wrong.items():
         answer = guarded(**options)
         assert (answer["code"], answer["waited_seconds"] < SOON) == (code, True)

@@ -25,7 +25,7 @@ def missing_compilers(packages: t.Iterable[str], has_program: t.Callable[[str], 
 def describe_missing(missing: t.Sequence[str], requirement: str) -> str:
     """What will happen, and what to do."""
     return (
-        f"This host has no {' and no '.join(missing)}. {requirement} compiles code while it runs, and ends at the first request that needs it"
-        f" and finds no compiler. Install {' and '.join(missing)}, as engine_system_packages of the role engine does by default"
+        f"This host has no {' and no '.join(missing)}. {requirement} compiles code while it runs, and ends at the first request that needs"
+        f" a compiler and finds none. Install {' and '.join(missing)}, as engine_system_packages of the role engine does by default"
         " (gcc-c++ is g++ on Red Hat's systems), or name other compilers in the engine's environment (CC, CXX)."
     )
