@@ -16,12 +16,19 @@ TESTS = Path(__file__).resolve().parent
 # A link there leads back to the checkout; and the helpers of the tests are the package ``support``.
 sys.path[:0] = [str(TESTS.parent / "playbooks" / "collections"), str(TESTS)]
 
+from support.another_core import of_another_core  # noqa: E402
+
 pytest_plugins = ["support.download_bench", "support.gpu_machine", "support.served_unit"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: run on one Python in `make test`, and on each in `make test-all`")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--oldest-python", help="the oldest Python of a host, with its Hub client; the tests for it are skipped without")
+    parser.addoption("--of-another-core", action="store_true", help="only tests that another ansible-core or Python may fail")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--of-another-core"):
+        kept = of_another_core(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept

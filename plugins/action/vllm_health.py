@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import typing as t
+
 from ansible_collections.gpufleet.vllm.plugins.plugin_utils.waiting import WaitingAction
 
 __all__ = ["ActionModule"]
@@ -12,3 +14,7 @@ __all__ = ["ActionModule"]
 
 class ActionModule(WaitingAction):
     """A wait with a deadline, and nothing else."""
+
+    def may_change(self, failure: t.Mapping[str, t.Any]) -> bool:
+        """A verdict stands, also one that took long: asked again, a unit that died meanwhile would be taken for one that starts."""
+        return failure.get("code") == "timeout"

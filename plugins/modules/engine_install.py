@@ -20,6 +20,8 @@ description:
   - C(uv) keeps its cache in C(.uv-cache) beside O(dest), so that what versions have in common takes space once.
     It may be removed at any time. The environment variable E(UV_CACHE_DIR) names another place.
   - When the venv is complete, the module starts no process and needs neither C(uv) nor a network.
+  - Warns where the host lacks a compiler that the engine calls while it runs. Such an engine starts, and dies at the first request that has
+    code compiled. What it may be told by its environment (E(CC), E(CXX)) is not known here.
 options:
   dest:
     description: The folder of the venv, for example C(/opt/gpufleet/engines/vllm-0.33.0).
@@ -150,6 +152,12 @@ packages:
   returned: when the venv is complete
   type: dict
   sample: {"torch": "2.13.0", "vllm": "0.33.0"}
+missing_compilers:
+  description: Compilers that the engine calls while it runs and that the host lacks.
+  returned: when the venv is complete
+  type: list
+  elements: str
+  sample: []
 leftover_removed:
   description: Whether an incomplete venv was (or in check mode would be) removed first.
   returned: success
@@ -169,14 +177,18 @@ code:
   sample: no_matching_wheel
 """
 
+import shutil
 import time
 import typing as t
+from functools import partial
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils._core.compilers import describe_missing, missing_compilers
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.redaction import without_secrets
 from ..module_utils._core.venv import (
+    SYSTEM_PATH,
     Marker,
     Source,
     Spec,
@@ -232,7 +244,6 @@ def _result(venv: Venv, marker: t.Optional[Marker], *, changed: bool, leftover: 
     before = "absent" if not leftover else "incomplete"
     wanted = "".join(f"{line}\n" for line in (venv.spec.requirement, *venv.spec.extra_packages))
     header = str(venv.dest)
-    found: dict[str, t.Any] = {"python_version": marker.python_version, "packages": marker.packages} if marker else {}
     return {
         "changed": changed,
         "converged": not changed,
@@ -242,8 +253,14 @@ def _result(venv: Venv, marker: t.Optional[Marker], *, changed: bool, leftover: 
         "marker": str(venv.marker_path),
         "leftover_removed": leftover,
         "diff": {"before_header": header, "after_header": header, "before": f"{before}\n" if changed else wanted, "after": wanted},
-        **found,
+        **(_found(marker) if marker else {}),
     }
+
+
+def _found(marker: Marker) -> dict[str, t.Any]:
+    """What a complete venv holds, and what it will miss."""
+    missing = missing_compilers(marker.packages, partial(shutil.which, path=SYSTEM_PATH))
+    return {"python_version": marker.python_version, "packages": marker.packages, "missing_compilers": missing}
 
 
 def _asked(params: t.Mapping[str, t.Any]) -> tuple[Spec, Source]:
@@ -269,6 +286,8 @@ def main() -> None:
         result = ensure(module, Venv(module, spec, source))
     except VllmError as exc:
         module.fail_json(**without_secrets({"msg": str(exc), "code": exc.code, **exc.details}, secrets))
+    if result.get("missing_compilers"):
+        module.warn(describe_missing(result["missing_compilers"], spec.requirement))
     module.exit_json(**without_secrets(result, secrets))
 
 

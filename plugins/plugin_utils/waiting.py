@@ -26,7 +26,11 @@ class WaitingAction(ProgressAction):
         began = time.monotonic()
         found = self.plain_run(task_vars, timeout=min(BRIEF, self._timeout()))
         ran_out = bool(found.get("failed")) and self._timeout() > BRIEF and time.monotonic() - began >= BRIEF
-        return None if ran_out else found
+        return None if ran_out and self.may_change(found) else found
+
+    def may_change(self, failure: t.Mapping[str, t.Any]) -> bool:
+        """Whether more time may turn this failure into something else."""
+        return True
 
     def time_limit(self) -> int:
         return self._timeout() + GRACE

@@ -24,8 +24,6 @@ from support.plays import ROLES, all_tasks, conditions, play, role_yaml, templat
 from support.role_vars import server_host, template_all
 from support.running import ROOT, Answer, environment, run_module
 
-pytestmark = pytest.mark.long
-
 RECIPE = {
     "deployment": "minimax-m25",
     "served_model_name": "MiniMax-M2.5",

@@ -20,8 +20,6 @@ import pytest
 from support.download_bench import TOKEN, Bench, flip, make_minimax
 from support.running import Answer, run_module
 
-pytestmark = pytest.mark.long
-
 MODEL = "acme/model"
 INDEX = "model.safetensors.index.json"
 NOWHERE = "http://127.0.0.1:9"

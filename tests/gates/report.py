@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import typing as t
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["ROOT", "Outcome", "Report", "Skip", "Step", "say"]
@@ -44,8 +45,17 @@ class Step(t.NamedTuple):
     env: t.Mapping[str, str] = {}
 
 
+Show = t.Callable[[str], None]
+
+
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def show(text: str) -> None:
+    """Output of a command, as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def count_tests(line: str) -> tuple[int, int]:
@@ -57,37 +67,47 @@ def count_tests(line: str) -> tuple[int, int]:
     return counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0)
 
 
-def stream(argv: t.Sequence[str], env: t.Mapping[str, str]) -> tuple[int, int, int]:
+def stream(argv: t.Sequence[str], env: t.Mapping[str, str], shown: Show = show) -> tuple[int, int, int]:
     """Run a command, show its output as it comes; exit status, passed tests, failed tests."""
-    say("$ " + " ".join(os.path.relpath(a) if a.startswith(str(ROOT)) else a for a in argv))
+    shown("$ " + " ".join(os.path.relpath(a) if a.startswith(str(ROOT)) else a for a in argv) + "\n")
     passed = failed = 0
     with subprocess.Popen(
         argv, cwd=ROOT, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout
         for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            shown(line)
             counts = count_tests(line)
             passed, failed = passed + counts[0], failed + counts[1]
     return process.returncode, passed, failed
 
 
-def run_step(step: Step) -> Outcome:
-    say(f"\n=== {step.name}: {step.about}")
+def run_step(step: Step, shown: Show = show, prefix: t.Sequence[str] = ()) -> Outcome:
+    """Run the commands of a step, each behind a prefix, and say how it ended where it failed."""
+    shown(f"\n=== {step.name}: {step.about}\n")
     start = time.monotonic()
     status = passed = failed = 0
     skipped = ""
     try:
         for argv in step.commands():
-            status, more_passed, more_failed = stream(argv, step.env)
+            status, more_passed, more_failed = stream([*prefix, *argv], step.env, shown)
             passed, failed = passed + more_passed, failed + more_failed
             if status:
                 break
     except Skip as reason:
         skipped = str(reason)
-        say(f"skipped: {skipped}")
-    return Outcome(step.name, time.monotonic() - start, bool(status), skipped, passed, failed)
+        shown(f"skipped: {skipped}\n")
+    outcome = Outcome(step.name, time.monotonic() - start, bool(status), skipped, passed, failed)
+    if outcome.failed:
+        shown(f"=== {step.name}: FAILED after {outcome.seconds:.0f} s\n")
+    return outcome
+
+
+def run_behind(steps: t.Iterable[Step]) -> tuple[list[Outcome], str]:
+    """Run steps with what others leave of the machine; their outcomes, and all that they showed."""
+    texts: list[str] = []
+    outcomes = [run_step(step, texts.append, ("nice", "-n", "10")) for step in steps]
+    return outcomes, "".join(texts)
 
 
 class Report:
@@ -95,13 +115,16 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
+        self.began = time.monotonic()
 
-    def run(self, steps: t.Iterable[Step]) -> None:
-        for step in steps:
-            outcome = run_step(step)
-            self.outcomes.append(outcome)
-            if outcome.failed:
-                say(f"=== {step.name}: FAILED after {outcome.seconds:.0f} s")
+    def run(self, steps: t.Iterable[Step], behind: t.Sequence[Step] = ()) -> None:
+        """One after the other; those behind them at the same time, whose output is shown when all is done."""
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            others = pool.submit(run_behind, behind)
+            self.outcomes += [run_step(step) for step in steps]
+            outcomes, text = others.result()
+        show(text)
+        self.outcomes += outcomes
 
     @property
     def failed(self) -> bool:
@@ -112,7 +135,8 @@ class Report:
         say(f"\n{'step':32} {'seconds':>8}  result")
         for outcome in self.outcomes:
             say(f"{outcome.step:32} {outcome.seconds:8.1f}  {describe(outcome)}")
-        say(f"{'together':32} {sum(o.seconds for o in self.outcomes):8.1f}\n")
+        say(f"{'together':32} {sum(o.seconds for o in self.outcomes):8.1f}")
+        say(f"{'by the clock':32} {time.monotonic() - self.began:8.1f}\n")
         passed = sum(o.passed_tests + (not o.failed and not o.skipped) for o in self.outcomes)
         failed = sum(o.failed_tests + o.failed for o in self.outcomes)
         say(f"{passed} passed, {failed} failed")

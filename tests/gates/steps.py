@@ -16,7 +16,7 @@ from gates.report import ROOT, Skip, Step
 from gates.sanity import sanity_commands, sanity_environment
 from gates.venv import find_python
 
-__all__ = ["OTHER_PYTHONS", "artefact", "bench", "lint", "molecule", "sanity", "scenarios", "units"]
+__all__ = ["OTHER_PYTHONS", "artefact", "bench", "engine_wheels", "lint", "molecule", "sanity", "scenarios", "units"]
 
 BIN = Path(sys.executable).parent
 BENCH = str(ROOT / "tests" / "bench" / "bench.py")
@@ -25,7 +25,7 @@ OTHER_PYTHONS = ("3.12", "3.13")
 # Exit status of bench.py: this machine cannot have what was asked for.
 NOT_OFFERED = 3
 # Scenarios of `make test-all` alone.
-LEFT_TO_TEST_ALL = ("crash_loop", "orphaned_worker", "weights")
+LEFT_TO_TEST_ALL = ("crash_loop", "gpu_contention", "orphaned_worker", "weights")
 # Many of them wait for processes, so they are spread over the cores.
 UNIT_TESTS = ("python", "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "tests/unit", "tests/casebook")
 TYPED = ("plugins", "tests", "molecule")
@@ -104,8 +104,8 @@ def sanity() -> list[Step]:
 
 
 def units(sample: bool = False) -> list[Step]:
-    """The whole suite on the Python of .venv. A sample takes of the others the newest only, and leaves out tests marked long there."""
-    fewer = ("-m", "not long") if sample else ()
+    """The whole suite on the Python of .venv. A sample takes of the others the newest only, and there what an ansible-core may fail."""
+    fewer = ("--of-another-core",) if sample else ()
     others = [
         Step(
             f"units, Python {version}",
@@ -130,8 +130,11 @@ def scenarios(sample: bool = False) -> list[str]:
 
 
 def molecule(names: t.Sequence[str], keep: bool = False, sample: bool = False) -> list[Step]:
-    """One step a scenario, and the end of the containers unless they are to be kept. A sample leaves out tests marked long."""
-    environment = {**MOLECULE, "GPUFLEET_SAMPLE": "1" if sample else ""}
+    """One step a scenario, and the end of the containers unless they are to be kept.
+
+    A sample leaves out tests marked long, and runs over what stands already where a test does the same.
+    """
+    environment = {**MOLECULE, "GPUFLEET_SAMPLE": "1" if sample else "", **({"GPUFLEET_ONCE_MORE": ""} if sample else {})}
     steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), environment) for name in names]
     last = Step("molecule: remove containers", "the end of the fleet", fixed(tool("python", BENCH, "down", "molecule")), ON_PATH)
     return steps if keep else [*steps, last]
@@ -145,6 +148,11 @@ def scenario_commands(name: str) -> t.Callable[[], t.Iterable[list[str]]]:
         yield tool("molecule", "test", "--scenario-name", name, "--destroy=never", "--no-command-borders")
 
     return commands
+
+
+def engine_wheels() -> list[Step]:
+    """Ahead of the scenario that needs them, since they are mostly waited for."""
+    return [Step("real engine: wheels", "what the scenario real_engine installs", fill_engine_wheels)]
 
 
 def fill_engine_wheels() -> t.Iterator[list[str]]:

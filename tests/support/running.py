@@ -71,7 +71,7 @@ def run_module(
     return read_answer(done.stdout)
 
 
-def wait_for(condition: t.Callable[[], t.Any], seconds: float = 10.0) -> None:
+def wait_for(condition: t.Callable[[], t.Any], seconds: float = 30.0) -> None:
     """Look every few milliseconds until it is so."""
     end = time.monotonic() + seconds
     while not condition():

@@ -9,6 +9,7 @@ import contextlib
 import http.server
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -39,10 +40,11 @@ exec tail -n +$((seen + 1)) "$FAKE_SYSTEMD/journal"
 
 
 def free_port() -> int:
-    """A port that nobody holds right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody holds, below those that the kernel gives to connections: one of them could take it before it is used."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class ServedUnit:

@@ -112,6 +112,7 @@ def test_an_unknown_recipe(operator: Operator) -> None:
                 "Set engine_version to 0.20.2 or newer.",
             ),
             id="an engine that is too old for the model",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             Refusal(
@@ -135,6 +136,7 @@ def test_an_unknown_recipe(operator: Operator) -> None:
                 },
             ),
             id="a bad name of a deployment, a port that is none",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             Refusal(
@@ -148,6 +150,7 @@ def test_an_unknown_recipe(operator: Operator) -> None:
                 },
             ),
             id="more ranks than GPUs, a GPU that is not there",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             Refusal(

@@ -60,6 +60,7 @@ def used_gpus(host: t.Any) -> list[int]:
     return [int(line.split()[0]) for line in lines if " 0 MiB used" not in line]
 
 
+@pytest.mark.long
 def test_gpus_that_another_deployment_has_are_refused_with_both_ways_out(operator: Operator) -> None:
     pids = {name: shown(host, OLD, "MainPID") for name, host in operator.hosts.items()}
     play = swap(operator, server_replaces=[], server_gpus=[0, 1, 2, 3], server_port=8001)
@@ -102,6 +103,7 @@ def test_one_that_answers_takes_over_when_its_weights_are_there_and_the_memory_i
     assert swap(operator).changed == NOTHING
 
 
+@pytest.mark.long
 def test_starting_the_old_one_by_hand_stops_the_new_one_first(operator: Operator) -> None:
     host = operator.hosts["gpu1"]
     host.check_output(f"systemctl start {OLD}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shlex
 import typing as t
 from concurrent.futures import ThreadPoolExecutor
@@ -150,7 +151,13 @@ def _silence_afterwards(operator: Operator) -> t.Iterator[None]:
     operator.on_all(f"systemctl stop {UNIT}")
 
 
-@settings(max_examples=3, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=1 if os.environ.get("GPUFLEET_SAMPLE") else 3,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(values=RELEASES)
 def test_arguments_environment_and_paths_arrive_byte_for_byte(operator: Operator, values: Values) -> None:
     given_values = operator.folder / "values.json"

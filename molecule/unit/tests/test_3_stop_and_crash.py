@@ -96,6 +96,7 @@ def test_a_stop_under_an_open_stream_lets_it_come_to_its_end(operator: Operator,
     on_each(operator, check)
 
 
+@pytest.mark.long
 def test_a_stop_under_a_stream_without_end_is_over_in_its_time_and_no_failure(operator: Operator, drop_in: DropIn) -> None:
     limit = SHUTDOWN_TIMEOUT + 3
 
@@ -124,6 +125,7 @@ def crash(host: t.Any) -> int:
 LAST_WORDS = "Environment=FAKE_VLLM_SCRIPT=load-seconds=0.2,engine-dies-after=0.2,last-words=30000"
 
 
+@pytest.mark.long
 def test_the_journal_keeps_all_that_a_dying_engine_says(operator: Operator, drop_in: DropIn) -> None:
     def check(host: t.Any) -> None:
         drop_in(host, UNIT, LAST_WORDS, "Restart=no")

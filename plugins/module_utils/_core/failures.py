@@ -409,6 +409,14 @@ FAILURES = [
         at_fault=HOST,
     ),
     _row(
+        "no_compiler",
+        r"No working C\+\+ compiler found|InvalidCxxCompiler: Compiler: \S+ is not found|Failed to find C compiler"
+        r"|No such file or directory: '(?:[\w./+-]*/)?(?:gcc|cc|clang|[gc]\+\+|clang\+\+)'",
+        "the engine compiles code while it runs, and the host has no compiler for it",
+        _say("Install gcc and g++ (gcc-c++ on Red Hat's systems), as engine_system_packages of the role engine does by default."),
+        at_fault=HOST,
+    ),
+    _row(
         "disk_full",
         r"\[Errno 28\] No space left on device",
         "a disk is full",

@@ -21,6 +21,7 @@ from .errors import VllmError
 __all__ = [
     "BUILDING",
     "MARKER",
+    "SYSTEM_PATH",
     "Marker",
     "Source",
     "Spec",
@@ -48,7 +49,8 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"v?[0-9][A-Za-z0-9.!+_-]*")
 # What systemd's ProtectHome=yes hides from a unit.
 _HOMES = ("/home", "/root", "/run/user")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Where programs are looked for on a host, as systemd does for units.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TELLING = ("error:", "cause:", "hint:")
 _LONGEST = 700
 
@@ -164,7 +166,7 @@ def uv_environment(source: Source, python_dir: str, cache_dir: str) -> dict[str,
     """Settings of uv that must not be seen in its arguments (indexes may hold credentials), or that units depend on."""
     environment = {
         # Interpreters of the person who is logged in (pyenv, uv's own) lie in a home and are not meant.
-        "PATH": _SYSTEM_PATH,
+        "PATH": SYSTEM_PATH,
         "UV_PYTHON_INSTALL_DIR": python_dir,
         # On the file system of the venvs uv links files instead of copying them, so versions share what is the same in them.
         "UV_CACHE_DIR": cache_dir,

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.module_utils._core.diagnose import diagnose
 from support.running import ROOT, load_file
+from support.served_unit import free_port
 
 ENGINE = ROOT / "tests" / "bench" / "engine"
 MINIMAX = {
@@ -60,9 +60,7 @@ class Server:
     def __init__(
         self, model: Path, log: Path, arguments: t.Sequence[str], environment: t.Mapping[str, str], folder: t.Optional[str] = None
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.log_path = log
         command = [sys.executable, "-m", "fake_vllm", "serve", str(model), "--host", "127.0.0.1", "--port", str(self.port), *arguments]
         # not FAKE_NVML_DIR of the machine that runs the tests: without that folder it is the CPU build
@@ -78,14 +76,14 @@ class Server:
         self.until(lambda: any("Application startup complete." in line for line in self.lines()))
         return self
 
-    def until(self, condition: t.Callable[[], t.Any], seconds: float = 15.0) -> None:
+    def until(self, condition: t.Callable[[], t.Any], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "\n".join(self.lines()[-30:])
             time.sleep(0.02)
 
     def end(self) -> int:
-        return self.process.wait(timeout=15)
+        return self.process.wait(timeout=60)
 
     def children(self, pid: t.Optional[int] = None) -> dict[str, int]:
         """Process names below ``pid``, and below those."""

@@ -6,11 +6,13 @@ program stands in for bench.py."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from gates import steps
-from gates.report import Step, run_step
+from gates.report import Report, Step, run_step
+from support.another_core import FIRST_OF_A_FILE, TESTS, WHOLE
 
 PROGRAM = "import sys; print('[bench] ERROR: {said}', file=sys.stderr); sys.exit({status})"
 
@@ -33,6 +35,27 @@ def test_any_other_failure_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_it_goes_on_where_the_wheels_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome_of_filling(tmp_path, monkeypatch, 0, "") == (False, "")
+
+
+def test_steps_behind_others_run_at_the_same_time_and_are_shown_afterwards(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    meet = (
+        "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:])\nmine.touch()\nwhile not other.exists(): time.sleep(0.01)"
+    )
+
+    def step(mine: str, other: str) -> Step:
+        argv = [sys.executable, "-c", meet, str(tmp_path / mine), str(tmp_path / other)]
+        return Step(mine, "waits for the other", lambda: [argv])
+
+    report = Report()
+    report.run([step("one", "two")], behind=[step("two", "one"), Step("three", "fails", lambda: [["false"]])])
+    assert [(outcome.step, outcome.failed) for outcome in report.outcomes] == [("one", False), ("two", False), ("three", True)]
+    assert report.failed
+    shown = capfd.readouterr().out
+    assert shown.index("=== one") < shown.index("=== two") < shown.index("=== three: FAILED")
+
+
+def test_what_another_core_may_fail_names_only_what_there_is() -> None:
+    assert [place for place in (*WHOLE, *FIRST_OF_A_FILE) if not (TESTS / place).exists()] == []
 
 
 def test_a_sample_leaves_out_only_scenarios_that_there_are() -> None:

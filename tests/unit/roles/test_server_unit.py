@@ -57,6 +57,11 @@ REFUSED: dict[str, tuple[dict[str, t.Any], list[str]]] = {
         {"server_environment": {"A": "x", "B": True, "C": 1, "D": [1], "E": {}, "F": None, "G": 1.5}},
         ["sets B, D, E to what is no text"],
     ),
+    "name": ({"server_deployment": "MiniMax_1"}, ["name MiniMax_1 cannot name a unit and a system user", "Use 1 to 26 lower-case letters"]),
+    "port": ({"server_port": 80000}, ["server_port is 80000", "Set it to a port from 1 to 65535."]),
+    "everybody": ({"server_host": "0.0.0.0"}, ["server_host is 0.0.0.0", "would answer everybody", "Set server_api_keys"]),
+    "empty-key": ({"server_api_keys": ["sk-EXAMPLE", ""]}, ["holds an empty key"]),
+    "reserved": ({"server_arguments": {"--api_key": "secret", "max_num_seqs": 8}}, ["holds api-key, which the role sets itself"]),
     "itself": ({"server_replaces": "minimax-m25"}, ["names minimax-m25 itself"]),
     "node": ({"server_numa_node": "left"}, ["server_numa_node is left"]),
 }

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from support.running import ROOT, TREE, load_file
 
-pytestmark = pytest.mark.long
-
 TOKEN = "hf_MARKERsecretMARKER"
 
 FLAKY_CONNECTION = '''

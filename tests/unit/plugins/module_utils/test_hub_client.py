@@ -25,7 +25,6 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils._hub_client import H
 from support.running import ROOT, environment, load_file
 
 fake_hub = load_file(ROOT / "tests" / "bench" / "hub" / "fake_hub.py")
-pytestmark = pytest.mark.long
 
 REPOSITORY = "acme/parts"
 TOKEN = "hf_MARKERsecretMARKER"

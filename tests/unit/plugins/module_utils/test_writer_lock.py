@@ -23,8 +23,6 @@ from ansible_collections.gpufleet.vllm.plugins.module_utils._core.errors import 
 from ansible_collections.gpufleet.vllm.plugins.module_utils._writer_lock import try_writer_lock, writer_lock
 from support.running import environment
 
-pytestmark = pytest.mark.long
-
 PROGRAM = """
 import errno, fcntl, os, socket, sys, time
 from pathlib import Path

@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufleet.vllm.plugins.module_utils._core.venv import SYSTEM_PATH
 from support.running import Answer, environment, run_module
 
 PYTHON = "/usr/bin/python3"
@@ -108,6 +109,16 @@ def test_a_second_run_changes_nothing_and_needs_no_uv(install: Install) -> None:
     again = install(uv="/nonexistent/uv", find_links=["/nonexistent/wheels"])
     assert not again["changed"]
     assert again["packages"] == {"tinyengine": "1.0"}
+
+
+def test_an_engine_that_misses_a_compiler_is_warned_of(install: Install, dest: Path) -> None:
+    assert install()["missing_compilers"] == []
+    marker = dest / ".gpufleet-complete.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "packages": {"torch": "2.13.0"}}))
+    answer = install()
+    missing = [] if shutil.which("g++", path=SYSTEM_PATH) else ["g++"]
+    assert (answer["changed"], answer["missing_compilers"]) == (False, missing)
+    assert ["This host has no g++" in str(warning) for warning in answer.get("warnings", [])] == [True for _each in missing]
 
 
 def test_check_mode_foretells_and_touches_nothing(install: Install, dest: Path) -> None:

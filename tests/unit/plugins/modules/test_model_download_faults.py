@@ -24,8 +24,6 @@ import pytest
 from support.download_bench import Bench, fake_hub, shard_name
 from support.running import Answer, environment, module_command, read_answer
 
-pytestmark = pytest.mark.long
-
 SHARDS = [shard_name(number) for number in range(5)]
 
 
