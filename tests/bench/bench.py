@@ -52,6 +52,10 @@ def down(options: argparse.Namespace) -> None:
     fleet.bring_down(Podman(), fleet.load_fleet(options.fleet))
 
 
+def restart(options: argparse.Namespace) -> None:
+    fleet.power_cycle(Podman(), fleet.container_of(options.container), wait=not options.no_wait)
+
+
 def execute(options: argparse.Namespace) -> None:
     terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     name = fleet.container_of(options.container).full_name
@@ -108,6 +112,9 @@ def parser() -> argparse.ArgumentParser:
     starting.add_argument("fleet")
     starting.add_argument("--fresh", action="store_true", help="remove its containers first")
     command("down", down, "remove a fleet").add_argument("fleet")
+    cycling = command("restart", restart, "cut a container's power, and boot it again")
+    cycling.add_argument("container")
+    cycling.add_argument("--no-wait", action="store_true", help="do not wait until it has booted")
     running = command("exec", execute, "run a command (or a shell) as root in a container")
     running.add_argument("container")
     running.add_argument("command", nargs="*")
