@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import typing as t
@@ -23,7 +22,14 @@ UNIT = f"vllm-{DEPLOYMENT}.service"
 FILES = Path("/etc/gpufleet") / DEPLOYMENT
 UNIT_FILE = Path("/etc/systemd/system") / UNIT
 # How deep to look: folders of weights and engines are one name each.
-FOLDERS = {"/etc/gpufleet": 9, "/etc/systemd/system": 1, "/var/lib/gpufleet": 3, f"/run/vllm-{DEPLOYMENT}": 9, "/run/gpufleet": 9, "/opt/gpufleet": 2}
+FOLDERS = {
+    "/etc/gpufleet": 9,
+    "/etc/systemd/system": 1,
+    "/var/lib/gpufleet": 3,
+    f"/run/vllm-{DEPLOYMENT}": 9,
+    "/run/gpufleet": 9,
+    "/opt/gpufleet": 2,
+}
 SHOWN = ("ActiveState", "SubState", "Result", "UnitFileState", "NeedDaemonReload", "Job", "MainPID", "InvocationID")
 HEALTH = "http://127.0.0.1:8000/health"
 SHOW_GPUS = "/srv/bench/nvml/fake_nvml.py"
@@ -63,13 +69,13 @@ def answer() -> t.Union[int, str]:
 
 
 def links() -> dict[str, str]:
-    return {path.name: os.readlink(path) for path in sorted(FILES.iterdir()) if path.is_symlink()}
+    return {path.name: str(path.readlink()) for path in sorted(FILES.iterdir()) if path.is_symlink()}
 
 
 def contents() -> dict[str, str]:
     """Every file of every release, and the unit's, by the hash of what is in it; links by where they lead."""
     paths = [path for release in sorted((FILES / "releases").iterdir()) for path in sorted(release.iterdir())]
-    return {str(path): os.readlink(path) if path.is_symlink() else digest(path) for path in [*paths, UNIT_FILE]}
+    return {str(path): str(path.readlink()) if path.is_symlink() else digest(path) for path in [*paths, UNIT_FILE]}
 
 
 def running(unit: t.Mapping[str, str]) -> dict[str, t.Any]:

@@ -34,7 +34,7 @@ description:
 
 
 def descendants(pid: int) -> t.Iterator[int]:
-    """The processes that a process has started: a worker of ansible-playbook is in a session of its own, so there is no group of them all."""
+    """The processes that a process has started: each worker is in a session of its own, so there is no group of them all."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         yield from descendants(int(child))
         yield int(child)

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import pytest
 import testinfra
-from testinfra.utils.ansible_runner import AnsibleRunner
-
 from on_hosts import wait_for
+from testinfra.utils.ansible_runner import AnsibleRunner
 
 if t.TYPE_CHECKING:
     from molecule.conftest import Operator, Play
@@ -37,7 +36,11 @@ EVERY_RUN = {"vllm_hosts": ":".join(HOSTS), "vllm_batches": [1, 1]}
 # The recipe's own, which converge.yml has left, and one that differs in everything that can: options, variables, the text of the unit.
 RELEASES: dict[str, dict[str, t.Any]] = {
     "one": {},
-    "two": {"server_arguments": {"max-num-seqs": 128}, "server_environment": {"VLLM_LOGGING_LEVEL": "DEBUG"}, "server_shutdown_timeout": 31},
+    "two": {
+        "server_arguments": {"max-num-seqs": 128},
+        "server_environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
+        "server_shutdown_timeout": 31,
+    },
 }
 # What a sample takes besides points spread evenly: after these tasks a host is neither what it was nor what it will be.
 DELICATE = ("balancer", "release", "start it|restart", "^gate", "proven")
@@ -139,7 +142,9 @@ def sample_of(points: t.Sequence[Point]) -> list[int]:
     """A few spread evenly, and on the first host the last task of each delicate kind."""
     spread = [points[len(points) * part // SPREAD].number for part in range(SPREAD)]
     delicate = [
-        [point.number for point in points if point.host == HOSTS[0] and re.search(kind, point.task.rpartition(" : ")[2], re.IGNORECASE)][-1:]
+        [point.number for point in points if point.host == HOSTS[0] and re.search(kind, point.task.rpartition(" : ")[2], re.IGNORECASE)][
+            -1:
+        ]
         for kind in DELICATE
     ]
     return sorted({*spread, *itertools.chain.from_iterable(delicate)})
