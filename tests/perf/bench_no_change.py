@@ -166,53 +166,51 @@ def say(name: str, value: str, remark: str = "") -> None:
     print(f"  {name:50} {value:>19}   {remark}".rstrip(), flush=True)
 
 
+def hosts(count: int) -> str:
+    return f"{count} host{'s' * (count > 1)}"
+
+
 def slope(seconds: t.Mapping[int, float]) -> float:
     """Seconds for each further host: the line of least squares."""
     return statistics.linear_regression(list(seconds), list(seconds.values())).slope if len(seconds) > 1 else 0.0
 
 
+def take_turns(inventories: t.Mapping[int, Path], playbooks: t.Sequence[Path], repetitions: int) -> list[dict[int, list[float]]]:
+    """Seconds of each playbook for each number of hosts."""
+    seconds: list[dict[int, list[float]]] = [{count: [] for count in inventories} for _playbook in playbooks]
+    for _repetition in range(repetitions):
+        for count, inventory in inventories.items():
+            for playbook, taken in zip(playbooks, seconds):
+                taken[count].append(play(inventory, playbook).seconds)
+    return seconds
+
+
 def measure(place: Path, counts: t.Sequence[int], repetitions: int) -> None:
+    print(f"{PLAYBOOK.name} changing nothing, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {repetitions}:")
     bare = place / "bare.yml"
     inventories = {count: place / f"hosts-{count}.json" for count in counts}
     for count, inventory in inventories.items():
         write_inventory(inventory, count)
-    first = play(inventories[counts[0]], PLAYBOOK)
-    write_bare_play(bare, first.asked)
-    say(
-        "tasks a host after its facts, that ask it",
-        str(first.asked),
-        f"target {TARGET_TASKS}; {first.tasks} with those of the controller alone",
-    )
-    ours: dict[int, list[float]] = {count: [] for count in counts}
-    theirs: dict[int, list[float]] = {count: [] for count in counts}
-    for _repetition in range(repetitions):
-        for count, inventory in inventories.items():
-            ours[count].append(play(inventory, PLAYBOOK).seconds)
-            theirs[count].append(play(inventory, bare).seconds)
+    run = play(inventories[counts[0]], PLAYBOOK)
+    say("tasks of a host after its facts, that ask it", str(run.asked), f"target {TARGET_TASKS}; {run.tasks} with the controller's own")
+    write_bare_play(bare, run.asked)
+    ours, theirs = take_turns(inventories, [PLAYBOOK, bare], repetitions)
     for count in counts:
-        ratio = statistics.median(one / other for one, other in zip(ours[count], theirs[count]))
+        times = statistics.median(one / other for one, other in zip(ours[count], theirs[count]))
         figures = f"{statistics.median(ours[count]):.1f} / {statistics.median(theirs[count]):.1f} s"
-        say(f"{count} host{'s' * (count > 1)}: the run / the bare play", figures, f"{ratio:.2f} times, target {TARGET_RATIO:g}")
-    lines = [slope({count: statistics.median(values) for count, values in seconds.items()}) for seconds in (ours, theirs)]
-    say(
-        "each further host: the run / the bare play",
-        "{:.2f} / {:.2f} s".format(*lines),
-        f"{lines[0] / lines[1]:.2f} times" if lines[1] else "",
-    )
+        say(f"{hosts(count)}: the run / the bare play", figures, f"{times:.2f} times, target {TARGET_RATIO:g}")
+    own, other = (slope({count: statistics.median(values) for count, values in seconds.items()}) for seconds in (ours, theirs))
+    say("each further host: the run / the bare play", f"{own:.2f} / {other:.2f} s", f"{own / other:.2f} times" if other else "")
 
 
 def measure_memory(place: Path, names: int) -> None:
-    print(f"Memory of a run that changes nothing, {len(ports())} containers under {names} names:")
+    print(f"Memory of such a run, {len(ports())} containers under {names} names:")
     for count in (1, names):
         inventory = place / f"names-{count}.json"
         write_inventory(inventory, count)
         most = most_memory(inventory, PLAYBOOK)
-        say(f"{count} host{'s' * (count > 1)}: the controller's own process", f"{most.controller / 1e6:.0f} MB")
-        say(
-            f"{count} host{'s' * (count > 1)}: what it has started, all at once",
-            f"{most.workers / 1e6:.0f} MB",
-            f"{most.processes} processes",
-        )
+        say(f"{hosts(count)}: the controller's own process", f"{most.controller / 1e6:.0f} MB")
+        say(f"{hosts(count)}: what it has started, all at once", f"{most.workers / 1e6:.0f} MB", f"{most.processes} processes")
 
 
 def main() -> None:
@@ -224,18 +222,17 @@ def main() -> None:
     options = parser.parse_args()
     for words in (["wheels"], ["hub"], ["up", FLEET]):
         bench(*words)
-    with tempfile.TemporaryDirectory(prefix="bench-no-change-") as folder:
-        place = Path(folder)
-        write_inventory(place / "all.json", max(options.hosts))
-        play(place / "all.json", PLAYBOOK)
-        print(
-            f"A run of {PLAYBOOK.name} that changes nothing, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {options.repetitions}:"
-        )
-        measure(place, options.hosts, options.repetitions)
-        if options.names:
-            measure_memory(place, options.names)
-    if not options.keep:
-        bench("down", FLEET)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-no-change-") as folder:
+            place = Path(folder)
+            write_inventory(place / "all.json", min(len(ports()), max(options.hosts)))
+            play(place / "all.json", PLAYBOOK)
+            measure(place, options.hosts, options.repetitions)
+            if options.names:
+                measure_memory(place, options.names)
+    finally:
+        if not options.keep:
+            bench("down", FLEET)
 
 
 if __name__ == "__main__":

@@ -141,12 +141,8 @@ def answers(host: t.Any) -> bool:
 def sample_of(points: t.Sequence[Point]) -> list[int]:
     """A few spread evenly, and on the first host the last task of each delicate kind."""
     spread = [points[len(points) * part // SPREAD].number for part in range(SPREAD)]
-    delicate = [
-        [point.number for point in points if point.host == HOSTS[0] and re.search(kind, point.task.rpartition(" : ")[2], re.IGNORECASE)][
-            -1:
-        ]
-        for kind in DELICATE
-    ]
+    titles = {point.number: point.task.rpartition(" : ")[2] for point in points if point.host == HOSTS[0]}
+    delicate = [[number for number, title in titles.items() if re.search(kind, title, re.IGNORECASE)][-1:] for kind in DELICATE]
     return sorted({*spread, *itertools.chain.from_iterable(delicate)})
 
 

@@ -19,8 +19,8 @@ name: counted_tasks
 type: notification
 short_description: Count the tasks of each host
 description:
-  - Writes to the file E(COUNTED_TASKS), for each host, how many tasks ended after its facts were gathered, and how many of those asked the host.
-  - A task that was skipped, or only includes others, is none.
+  - Writes to the file E(COUNTED_TASKS) for each host how many tasks have ended, and how many of those asked the host.
+  - The gathering of facts, a task that was skipped and one that only includes others are none.
 """
 
 FACTS = ("gather_facts", "ansible.builtin.gather_facts", "setup", "ansible.builtin.setup")
