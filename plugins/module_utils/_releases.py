@@ -60,16 +60,25 @@ def _try_engine_lock(folder: Path) -> t.Iterator[bool]:
 
 
 def unit_facts(
-    module: AnsibleModule, deployment: str, release_id: str, *, drifted: bool = False, forget_others: bool = True
+    module: AnsibleModule,
+    deployment: str,
+    release_id: str,
+    *,
+    drifted: bool = False,
+    forget_others: bool = True,
+    unit_text: t.Optional[str] = None,
 ) -> dict[str, t.Any]:
-    """What has to happen to the unit. A recorded failure is forgotten; that of another release only with ``forget_others``."""
+    """What has to happen to the unit, where its file is to have ``unit_text``.
+
+    A recorded failure is forgotten; that of another release only with ``forget_others``.
+    """
     files = HostFiles(deployment)
     state = show_unit(module_runner(module), unit_name(deployment))
     reason = restart_reason(
         active=state.is_alive,
         running=read_json(files.running),
         release_id=release_id,
-        unit_sha256=files.unit_sha256(),
+        unit_sha256=files.unit_sha256(unit_text),
         written="" if drifted else files.written(release_id),
     )
     forget = files.last_failure.exists() and (forget_others or (read_json(files.last_failure) or {}).get("release") == release_id)

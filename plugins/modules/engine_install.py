@@ -133,6 +133,13 @@ marker:
   returned: success
   type: str
   sample: /opt/gpufleet/engines/vllm-0.33.0/.gpufleet-complete.json
+converged:
+  description:
+    - Whether everything was as it should be already.
+    - It is the answer of a question that is asked in check mode, whatever C(changed_when) makes of the question.
+  returned: success
+  type: bool
+  sample: true
 python_version:
   description: Version of the interpreter that the venv uses.
   returned: when the venv is complete
@@ -168,6 +175,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils._core.errors import VllmError
+from ..module_utils._core.redaction import without_secrets
 from ..module_utils._core.venv import (
     Marker,
     Source,
@@ -227,6 +235,7 @@ def _result(venv: Venv, marker: t.Optional[Marker], *, changed: bool, leftover: 
     found: dict[str, t.Any] = {"python_version": marker.python_version, "packages": marker.packages} if marker else {}
     return {
         "changed": changed,
+        "converged": not changed,
         "dest": str(venv.dest),
         "command": str(venv.command),
         "requirement": venv.spec.requirement,
@@ -253,13 +262,14 @@ def main() -> None:
     """Read the options and answer."""
     module = AnsibleModule(argument_spec=_ARGUMENTS, supports_check_mode=True)
     spec, source = _asked(module.params)
-    module.no_log_values.update(secrets_of((*source.find_links, *spec.extra_packages, *spec.overrides)))
+    secrets = secrets_of((*source.find_links, *spec.extra_packages, *spec.overrides))
+    module.no_log_values.update(secrets)
     try:
         check_spec(spec, source)
         result = ensure(module, Venv(module, spec, source))
     except VllmError as exc:
-        module.fail_json(msg=str(exc), code=exc.code, **exc.details)
-    module.exit_json(**result)
+        module.fail_json(**without_secrets({"msg": str(exc), "code": exc.code, **exc.details}, secrets))
+    module.exit_json(**without_secrets(result, secrets))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,13 @@ options:
     description: The interpreter that runs it, with C(nvidia-ml-py) installed.
     type: path
     default: /opt/gpufleet/host/bin/python
+  requirements:
+    description:
+      - What must be installed for O(python), as C(name==version); spelling of names does not matter.
+      - What is missing is returned. It is not installed here, and without check mode it is a failure.
+    type: list
+    elements: str
+    default: []
   main:
     description: Source text of the program, which imports the collection's own code as C(gpufleet_host).
     type: str
@@ -56,6 +63,19 @@ backup:
   returned: when there was one and it was replaced
   type: str
   sample: /opt/gpufleet/host/bin/gpufleet-host.4711.2026-11-29@18:15:00~
+converged:
+  description:
+    - Whether everything was as it should be already.
+    - It is the answer of a question that is asked in check mode, whatever C(changed_when) makes of the question.
+  returned: success
+  type: bool
+  sample: true
+missing:
+  description: Entries of O(requirements) that are not installed so.
+  returned: success, and when they are missing
+  type: list
+  elements: str
+  sample: [nvidia-ml-py==13.615.71]
 sha256:
   description: Hash of the program, equal on every host that runs the same version.
   returned: success
@@ -66,9 +86,11 @@ sha256:
 import hashlib
 import io
 import os
+import re
 import typing as t
 import zipfile
 import zlib
+from importlib import metadata
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -168,6 +190,18 @@ def is_packed(content: bytes) -> bool:
         return False
 
 
+def missing_of(python: Path, requirements: t.Sequence[str]) -> list[str]:
+    """The requirements that the venv of this interpreter does not hold."""
+    folders = [str(folder) for folder in python.parent.parent.glob("lib/python3*/site-packages")]
+    held = {_name(found.metadata["Name"]): found.version for found in metadata.distributions(path=folders)}
+    wanted = {line: line.partition("==") for line in requirements}
+    return [line for line, (name, _is, version) in wanted.items() if held.get(_name(name)) != version]
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def write(module: AnsibleModule, dest: Path, content: bytes, found: bytes) -> dict[str, str]:
     """Write beside, then let Ansible move it into place; keep what somebody else had put there."""
     backup = {"backup": str(module.backup_local(str(dest)))} if found and not is_packed(found) else {}
@@ -184,14 +218,18 @@ def main() -> None:
         argument_spec={
             "dest": {"type": "path", "default": "/opt/gpufleet/host/bin/gpufleet-host"},
             "python": {"type": "path", "default": "/opt/gpufleet/host/bin/python"},
+            "requirements": {"type": "list", "elements": "str", "default": []},
             "main": {"type": "str", "required": True},
         },
         supports_check_mode=True,
     )
-    dest = Path(module.params["dest"])
-    content = application(module.params["python"], module.params["main"])
+    dest, python = Path(module.params["dest"]), Path(module.params["python"])
+    missing = missing_of(python, module.params["requirements"])
+    if missing and not module.check_mode:
+        module.fail_json(msg=f"{python} lacks {', '.join(missing)}. Install it there first.", missing=missing)
+    content = application(str(python), module.params["main"])
     found = dest.read_bytes() if dest.is_file() else b""
-    changed = found != content or not os.access(dest, os.X_OK)
+    changed = found != content or not os.access(dest, os.X_OK) or bool(missing)
     before, after = (hashlib.sha256(data).hexdigest() for data in (found, content))
     backup = write(module, dest, content, found) if changed and not module.check_mode else {}
     diff = {
@@ -200,7 +238,8 @@ def main() -> None:
         "before": f"sha256 {before}\n" if found else "",
         "after": f"sha256 {after}\n",
     }
-    module.exit_json(changed=changed, dest=str(dest), sha256=after, diff=diff, **backup)
+    result = {"changed": changed, "converged": not changed, "missing": missing, "dest": str(dest), "sha256": after, "diff": diff}
+    module.exit_json(**result, **backup)
 
 
 if __name__ == "__main__":

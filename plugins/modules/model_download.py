@@ -216,6 +216,13 @@ linked:
   elements: str
   returned: success
   sample: [model-00001-of-00126.safetensors]
+converged:
+  description:
+    - Whether everything was as it should be already.
+    - It is the answer of a question that is asked in check mode, whatever C(changed_when) makes of the question.
+  returned: success
+  type: bool
+  sample: true
 unproven:
   description: With O(verify=receipt) the files whose content is not proven. In check mode a run would hash them and fetch those that fail.
   type: list

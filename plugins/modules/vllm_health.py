@@ -326,6 +326,11 @@ restarts:
   returned: always
   type: int
   sample: 0
+unit_end:
+  description: State and result of the unit, and how its main process ended last, where the level is not reached and O(unit) is known.
+  returned: always
+  type: str
+  sample: failed (failed), result exit-code, exit status 1
 waited_seconds:
   description: How long the module waited.
   returned: always
@@ -348,6 +353,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.health import DRAINED, LEVELS, Effects, Want, look_once, wait_ready
 from ..module_utils._core.health_target import of_release, options_of
+from ..module_utils._core.redaction import without_secrets
 from ..module_utils._core.server_url import is_loopback, socket_path
 from ..module_utils._host import module_runner, proc_fs
 from ..module_utils._http import http_transport, is_of_this_host
@@ -404,17 +410,18 @@ def main() -> None:
     try:
         released = of_release(given["root"], given["deployment"]) if "deployment" in given else {}
         want = options_of({**module.params, **released, **given})
-        module.no_log_values |= {want.api_key} - {""}
         effects = effects_of(module, want)
         health = look_once(want, effects) if module.check_mode else wait_ready(want, effects)
     except PermissionError as exc:
         module.fail_json(msg=f"{exc.filename} cannot be read. Run this as root (become: true).", code="no_permission")
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)
-    result = {"level": health.level, "ready": health.ready, "reason": health.reason, **health.facts}
+    message = f"{health.reason.rstrip('.')}. {health.remedy}".strip()
+    result = {"msg": message, "level": health.level, "ready": health.ready, "reason": health.reason, **health.facts}
+    result = without_secrets(result, {want.api_key})
     if health.code and not module.check_mode:
-        message = f"{health.reason.rstrip('.')}. {health.remedy}".strip()
-        module.fail_json(msg=message, code=health.code, **result)
+        module.fail_json(code=health.code, **result)
+    del result["msg"]
     module.exit_json(changed=False, **result)
 
 

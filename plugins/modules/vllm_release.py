@@ -71,6 +71,10 @@ options:
     type: list
     elements: str
     default: []
+  unit_text:
+    description:
+      - Text that the unit file is to have, for a plan that is made before the file is written. It is compared and never written here.
+    type: str
 extends_documentation_fragment:
   - gpufleet.vllm.attributes
 attributes:
@@ -80,6 +84,7 @@ attributes:
     support: full
     details: Values of O(api_keys) are left out.
 seealso:
+  - module: gpufleet.vllm.vllm_release_proven
   - module: gpufleet.vllm.vllm_roll_back
   - module: gpufleet.vllm.release_cleanup
   - module: gpufleet.vllm.vllm_health
@@ -100,6 +105,21 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+deployment:
+  description: Name of the deployment.
+  returned: success
+  type: str
+  sample: minimax-m25
+model_path:
+  description: Folder of the release's weights.
+  returned: success
+  type: str
+  sample: /var/lib/gpufleet/models/MiniMaxAI--MiniMax-M2.5/f710177d938eff80b684d42c5aa84b382612f21f
+engine_path:
+  description: Engine venv of the release.
+  returned: success
+  type: str
+  sample: /opt/gpufleet/engines/vllm-0.33.0
 release:
   description: Name of the release.
   returned: success
@@ -115,6 +135,27 @@ previous:
   returned: success
   type: str
   sample: 0a9b8c7d6e5f
+proven:
+  description: Release that passed its gate last, as M(gpufleet.vllm.vllm_release_proven) noted. V(null) where none did.
+  returned: success
+  type: str
+  sample: 0a9b8c7d6e5f
+converged:
+  description:
+    - Whether everything was as it should be already, the unit file too where O(unit_text) says how.
+    - It is the answer of a question that is asked in check mode, whatever C(changed_when) makes of the question.
+  returned: success
+  type: bool
+  sample: true
+differences:
+  description:
+    - What is different from the release that was current - names of vLLM's options, C(weights), C(engine), C(origin), C(environment),
+      C(gpus), C(gpu_wait), C(keys), and C(unit) where the unit file is not O(unit_text). Values are left out.
+    - Only C(first release) where there was none.
+  returned: success
+  type: list
+  elements: str
+  sample: [max-num-seqs]
 drift:
   description: Files of this release that were not as written.
   returned: success
@@ -174,6 +215,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils._core.durable import make_folders
 from ..module_utils._core.engine_config import engine_yaml
 from ..module_utils._core.errors import VllmError
+from ..module_utils._core.host_files import HostFiles
 from ..module_utils._core.release import Release, absolute_path, deployment_name, engine_folder, without_keys
 from ..module_utils._core.release_store import ReleaseStore
 from ..module_utils._core.unit import show_unit
@@ -234,7 +276,14 @@ def apply(module: AnsibleModule, store: ReleaseStore, release: Release) -> dict[
         if backup:
             result["backup"] = backup
     result["previous"] = current if current != release.id else store.linked("previous")
+    result["proven"] = store.linked("proven")
     return result
+
+
+def differences_of_unit(module: AnsibleModule, deployment: str) -> list[str]:
+    """Whether the unit file is another one than is wanted."""
+    wanted, found = module.params["unit_text"], HostFiles(deployment).unit_text()
+    return ["unit"] if wanted is not None and (found is None or found.rstrip() != wanted.rstrip()) else []
 
 
 def yet_to_make_room(module: AnsibleModule, units: t.Sequence[str]) -> list[str]:
@@ -258,16 +307,21 @@ def main() -> None:
             "gpu_wait": {"type": "dict", "default": {}},
             "origin": {"type": "dict", "default": {}},
             "replaces": {"type": "list", "elements": "str", "default": []},
+            "unit_text": {"type": "str"},
         },
         supports_check_mode=True,
     )
     try:
         release = release_of(module.params)
         store = ReleaseStore(Path(module.params["root"]), release.deployment)
+        differences = [*store.differences(release), *differences_of_unit(module, release.deployment)]
         result = apply(module, store, release)
-        result.update(unit_facts(module, release.deployment, release.id, drifted=bool(result["drift"])))
+        result.update(differences=differences, converged=not (result["changed"] or differences))
+        unit_text, drifted = module.params["unit_text"], bool(result["drift"])
+        result.update(unit_facts(module, release.deployment, release.id, drifted=drifted, unit_text=unit_text))
         result.update(replaced=yet_to_make_room(module, module.params["replaces"]))
-        result.update(release=release.id, path=str(store.path(release.id)))
+        paths = {"path": str(store.path(release.id)), "model_path": release.model_path, "engine_path": release.engine_path}
+        result.update(deployment=release.deployment, release=release.id, **paths)
     except VllmError as exc:
         module.fail_json(msg=str(exc), code=exc.code, **exc.details)
     module.exit_json(**result)

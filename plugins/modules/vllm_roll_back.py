@@ -65,6 +65,21 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+deployment:
+  description: Name of the deployment.
+  returned: success
+  type: str
+  sample: minimax-m25
+model_path:
+  description: Folder of the release's weights.
+  returned: success
+  type: str
+  sample: /var/lib/gpufleet/models/MiniMaxAI--MiniMax-M2.5/f710177d938eff80b684d42c5aa84b382612f21f
+engine_path:
+  description: Engine venv of the release.
+  returned: success
+  type: str
+  sample: /opt/gpufleet/engines/vllm-0.33.0
 release:
   description: The release that is current now.
   returned: success
@@ -86,6 +101,11 @@ releases:
   type: list
   elements: str
   sample: [5d1f8a0b6c3e, 0a9b8c7d6e5f]
+proven:
+  description: Release that passed its gate last. V(null) where none did.
+  returned: success
+  type: str
+  sample: 0a9b8c7d6e5f
 drift:
   description: Files of the release that are not as they were written. One hash covers three of them, so they are named together.
   returned: when the release is refused for that
@@ -135,7 +155,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils._core.errors import VllmError
 from ..module_utils._core.host_files import HostFiles
 from ..module_utils._core.release import deployment_name, without_keys
-from ..module_utils._core.release_store import ReleaseStore
+from ..module_utils._core.release_store import ReleaseStore, read_record
 from ..module_utils._core.roll_back import choose_release, refuse_unfit
 from ..module_utils._releases import locked, unit_facts
 
@@ -174,7 +194,9 @@ def roll_back(module: AnsibleModule) -> dict[str, t.Any]:
         refuse_unfit(store, HostFiles(deployment), release)
         result = apply(module, store, release)
     result.update(unit_facts(module, deployment, release, forget_others=False))
-    result.update(release=release, path=str(store.path(release)))
+    record = read_record(store.path(release)) or {}
+    result.update({name: record.get(name) for name in ("deployment", "model_path", "engine_path")})
+    result.update(release=release, path=str(store.path(release)), proven=store.linked("proven"))
     return result
 
 

@@ -39,7 +39,9 @@ def server_host(
 
 def _deployment(name: str, gpus: t.Sequence[int], *, keeps_gpus: bool) -> dict[str, t.Any]:
     """What deployment_info says of it, as far as the role asks."""
-    return {"deployment": name, "unit": f"vllm-{name}.service", "gpus": [UUIDS[index] for index in gpus], "keeps_gpus": keeps_gpus}
+    uuids = [UUIDS[index] for index in gpus]
+    state = {"keeps_gpus": keeps_gpus, "active_state": "active" if keeps_gpus else "inactive", "url": "http://127.0.0.1:9"}
+    return {"deployment": name, "unit": f"vllm-{name}.service", "gpus": uuids, **state}
 
 
 def template_all(folder: Path, role: str, hosts: t.Mapping[str, Vars], expression: str) -> dict[str, str]:

@@ -88,9 +88,10 @@ def survey(places: Places, proc: ProcFs, *, kinds: t.Sequence[str], keep: int, m
 
 
 def _survey_releases(found: _Found, store: ReleaseStore, files: HostFiles, keep: int) -> None:
-    """What current, previous and the running unit name stays in any case, then the latest up to ``keep``."""
+    """What current, previous, proven and the running unit name stays in any case, then the latest up to ``keep``."""
     ids, links, running = store.ids(), store.links(), (read_json(files.running) or {}).get("release")
-    named = {links.current: "it is current", links.previous: "it is the one before current", running: "its unit runs it"}
+    named = {store.linked("proven"): "it is the one that passed its gate last"}
+    named.update({links.current: "it is current", links.previous: "it is the one before current", running: "its unit runs it"})
     others = [release for release in ids if release not in named]
     latest = others[: max(0, keep - len(named.keys() & set(ids)))]
     for folder in sorted(store.releases.iterdir()):

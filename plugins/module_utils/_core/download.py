@@ -254,6 +254,7 @@ class _Download:
         unindexed = survey.unindexed()
         return {
             "changed": changed or bool(removed),
+            "converged": not (changed or removed),
             "commit": self.commit,
             "path": str(self.folder),
             "files": len(files),

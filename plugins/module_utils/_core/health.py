@@ -20,6 +20,7 @@ from .health_server import Server
 from .health_types import DRAINED, LEVELS, Effects, Facts, Health, Obstacle, Want
 from .health_unit import UnitWatch
 from .phases import DESCRIPTIONS
+from .redaction import without_secrets
 
 __all__ = ["DRAINED", "LEVELS", "Effects", "Health", "Want", "look_once", "wait_ready"]
 
@@ -101,7 +102,7 @@ class _Ladder:
         """A record for people: it never holds the key, whatever the server wrote."""
         tracker, key = self.watch.tracker, self._want.api_key
         if tracker.done is None:
-            return {"what": obstacle.reason.replace(key, "***") if key else obstacle.reason}
+            return {"what": without_secrets(obstacle.reason, {key})}
         return {"what": DESCRIPTIONS[tracker.phase], "done": tracker.done, "total": tracker.total, "unit": tracker.unit}
 
     def health(self, reached: str, obstacle: t.Optional[Obstacle]) -> Health:
@@ -114,6 +115,7 @@ class _Ladder:
             phase=self.watch.tracker.phase if self._want.unit else None,
             waited_seconds=round(self._effects.clock() - self._started, 3),
             restarts=state.n_restarts if state else None,
+            unit_end=state.describe() if state and obstacle else None,
         )
         reason = failed.reason or f"{self._want.who} is {reached}"
         return Health(reached, obstacle is None, reason, failed.code, failed.remedy, facts)

@@ -76,14 +76,20 @@ class HostFiles(t.NamedTuple):
             raise VllmError(f"{self.current} holds no release.", code="no_release", remedy="Deploy one with the deploy playbook.")
         return record
 
-    def unit_sha256(self) -> t.Optional[str]:
-        """The hash of what the unit file says of the service, to notice one that changed after its start.
+    def unit_text(self) -> t.Optional[str]:
+        """The text of the unit file, None without one."""
+        try:
+            return self.unit_file.read_text(encoding="utf-8", errors="surrogateescape")
+        except FileNotFoundError:
+            return None
+
+    def unit_sha256(self, text: t.Optional[str] = None) -> t.Optional[str]:
+        """The hash of what the unit file says of the service (or ``text``, in its place), to notice one that changed after its start.
 
         Dependencies, limits of starts and comments do not count: they hold after a reload, without a restart.
         """
-        try:
-            text = self.unit_file.read_text(encoding="utf-8", errors="surrogateescape")
-        except FileNotFoundError:
+        text = self.unit_text() if text is None else text
+        if text is None:
             return None
         service = re.findall(r"^\[Service\]$(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
         lines = [line for line in "".join(service).splitlines() if line.strip() and line[0] not in "#;"]

@@ -42,7 +42,7 @@ def reason_to_keep(folder: Path, references: t.Iterable[Reference]) -> t.Optiona
 def release_references(store: ReleaseStore, removed: t.Container[Path]) -> list[Reference]:
     """What the releases of a deployment refer to, those that are about to be removed left out."""
     found, deployment = [], store.folder.name
-    linked = [store.folder / name for name in ("current", "previous")]
+    linked = [store.folder / name for name in ("current", "previous", "proven")]
     for folder in [*linked, *sorted(path for path in store.releases.glob("*") if path not in removed)]:
         record = read_record(folder)
         if record is None and folder.name in store.ids():

@@ -13,12 +13,15 @@ import typing as t
 from pathlib import Path
 
 from .durable import sync, write_file
+from .engine_config import read_engine_yaml
 from .errors import VllmError
 from .release import ENGINE_YAML, ENVIRONMENT, RELEASE_JSON, Release, content_id
 
 __all__ = ["Drift", "Links", "ReleaseStore", "read_record"]
 
 _ID = re.compile(r"[0-9a-f]{12}")
+# What people call parts of a release, and what release.json does.
+_PARTS = {"weights": "model_path", "engine": "engine_path", "gpus": "gpus", "gpu_wait": "gpu_wait", "origin": "origin"}
 
 
 class Drift(t.NamedTuple):
@@ -55,7 +58,7 @@ def read_record(folder: Path) -> t.Optional[dict[str, t.Any]]:
 
 
 class ReleaseStore:
-    """The folder of one deployment: ``releases/<id>/`` and the links ``current``, ``previous`` and ``rolled-back``."""
+    """The folder of one deployment: ``releases/<id>/`` and the links ``current``, ``previous``, ``rolled-back`` and ``proven``."""
 
     def __init__(self, root: Path, deployment: str) -> None:
         self.folder = root / deployment
@@ -66,7 +69,7 @@ class ReleaseStore:
         return self.releases / release_id
 
     def linked(self, name: str) -> t.Optional[str]:
-        """The id of the release that ``current`` or ``previous`` points at; None without such a link."""
+        """The id of the release that one of the links points at; None without such a link."""
         try:
             return Path(os.readlink(self.folder / name)).name
         except FileNotFoundError:
@@ -84,6 +87,23 @@ class ReleaseStore:
         """The releases on the disk, the one that was written last first."""
         found = [path for path in self.releases.glob("*") if _ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
         return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
+
+    def differences(self, release: Release) -> list[str]:
+        """What of a release is another than in the current one: names of options and of parts, without values."""
+        current = read_record(self.folder / "current")
+        if current is None:
+            return ["first release"]
+        wanted = {name: text for name, (text, _mode) in release.files().items()}
+        before, after = read_engine_yaml(self._current_text(ENGINE_YAML)), read_engine_yaml(wanted[ENGINE_YAML])
+        options = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+        record = json.loads(wanted[RELEASE_JSON])
+        parts = [part for part, field in _PARTS.items() if current.get(field) != record[field]]
+        environment = ["environment"] if self._current_text(ENVIRONMENT) != wanted[ENVIRONMENT] else []
+        return [*("keys" if name == "api-key" else name for name in options), *environment, *parts]
+
+    def _current_text(self, name: str) -> str:
+        path = self.folder / "current" / name
+        return path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
 
     def edited(self, release_id: str) -> list[str]:
         """What of a release is not as it was written, by its name, which is the hash of its content.
@@ -173,6 +193,11 @@ class ReleaseStore:
         ):
             if after is not None and after != before:
                 self._link(name, after)
+
+    def prove(self, release_id: str) -> None:
+        """Remember that the release passed its gate: it is what to return to when a later one does not."""
+        if self.linked("proven") != release_id:
+            self._link("proven", release_id)
 
     def _link(self, name: str, release_id: str) -> None:
         staged = self.folder / f".{name}.partial"

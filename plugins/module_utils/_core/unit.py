@@ -96,6 +96,11 @@ class UnitState(t.NamedTuple):
     def is_running(self) -> bool:
         return self.active_state in ("active", "reloading") or (self.active_state == "activating" and self.main_pid > 0)
 
+    def describe(self) -> str:
+        """Its state, and once its main process ended, the result and how, in one line."""
+        ended = f", result {self.result or 'unknown'}, {self.describe_end()}" if self.exec_main_code else ""
+        return f"{self.active_state} ({self.sub_state}){ended}"
+
     def describe_end(self) -> str:
         """How the main process ended, as ``systemctl status`` would say it."""
         if self.exec_main_code == 1:

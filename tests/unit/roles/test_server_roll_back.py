@@ -27,6 +27,9 @@ esac
 """
 
 
+MODULES = ("vllm_health", "vllm_release_proven", "vllm_roll_back")
+
+
 class Host:
     """This machine with two releases, the second of them current."""
 
@@ -50,7 +53,7 @@ class Host:
         return release.id
 
     def play(self, *entry_points: str, **variables: t.Any) -> tuple[int, str]:
-        root = {f"gpufleet.vllm.{module}": {"root": str(self.store.folder.parent)} for module in ("vllm_roll_back", "vllm_health")}
+        root = {f"gpufleet.vllm.{module}": {"root": str(self.store.folder.parent)} for module in MODULES}
         roles = [{"ansible.builtin.import_role": {"name": "gpufleet.vllm.server", "tasks_from": name}} for name in entry_points]
         model = {"deployment": DEPLOYMENT, "served_model_name": "tiny", "arguments": {}}
         given = {"vllm_model": model, "server_health_level": "alive", **variables}

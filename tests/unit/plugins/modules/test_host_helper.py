@@ -12,6 +12,7 @@ import subprocess
 import sys
 import typing as t
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,13 @@ def test_a_variable_of_the_host_does_not_reach_into_the_program(helper: Helper, 
     env = environment(PYTHONPATH=str(tmp_path))
     shown = subprocess.run([str(tmp_path / "gpufleet-host"), "--help"], capture_output=True, text=True, check=False, env=env)
     assert shown.returncode == 0, shown.stderr
+
+
+def test_libraries_that_are_missing_are_told_in_check_mode_and_refused_otherwise(helper: Helper) -> None:
+    held, missing = f"PyYAML=={metadata.version('pyyaml')}", ["nvidia_ml.py==0.0.1", "no-such-library==1"]
+    helper()
+    assert helper(requirements=[held])["converged"] and helper(requirements=[held.lower()])["missing"] == []
+    foretold = helper(check_mode=True, requirements=[held, *missing])
+    assert (foretold["missing"], foretold["changed"], foretold["converged"]) == (missing, True, False)
+    refused = helper(requirements=[held, *missing])
+    assert refused["failed"] and "lacks nvidia_ml.py==0.0.1, no-such-library==1" in refused["msg"]

@@ -170,3 +170,21 @@ def test_what_cannot_be_a_release_is_refused_and_leaves_nothing(host: Host, opti
     answer = host.release(**options)
     assert answer["failed"] and answer["code"] == code
     assert not (host.folder / "etc").exists()
+
+
+def test_what_is_different_from_the_current_release_is_named_without_values(host: Host) -> None:
+    first = host.release(check=True)
+    assert (first["differences"], first["converged"], first["proven"]) == (["first release"], False, None)
+    host.release()
+    same = host.release(check=True)
+    assert (same["differences"], same["converged"]) == ([], True)
+    arguments = {"max-num-seqs": 512, "enable-prefix-caching": False}
+    other = host.release(check=True, arguments=arguments, api_keys=["MARKER-new"], environment={"A": "b"}, engine_path="/engines/other")
+    assert other["differences"] == ["keys", "enable-prefix-caching", "max-num-seqs", "environment", "engine"]
+    assert not other["converged"]
+
+
+def test_a_unit_file_that_is_to_be_another_one_is_a_difference_and_a_reason_to_restart(host: Host) -> None:
+    host.release()
+    told = host.release(check=True, unit_text="[Service]\nExecStart=/bin/true\n")
+    assert (told["differences"], told["changed"], told["converged"]) == (["unit"], False, False)
