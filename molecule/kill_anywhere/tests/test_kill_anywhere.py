@@ -41,6 +41,8 @@ RELEASES: dict[str, dict[str, t.Any]] = {
         "server_environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
         "server_shutdown_timeout": 31,
     },
+    # Its engine dies while it warms up, each time: the first host returns to the release that is proven, the second one is not begun.
+    "broken": {"server_arguments": {"max-num-seqs": 1024}},
 }
 # What a sample takes besides points spread evenly: after these tasks a host is neither what it was nor what it will be.
 DELICATE = ("balancer", "release", "start it|restart", "^gate", "proven")
@@ -55,6 +57,7 @@ class Point(t.NamedTuple):
     number: int
     host: str
     task: str
+    how: str
 
     def __str__(self) -> str:
         return f"{self.number:3} {self.host} {self.task}"
@@ -69,15 +72,17 @@ class Fleet:
         self.ends: dict[str, State] = {}
         self.serves = "one"
         self.points: list[Point] = []
+        # What has happened before is part of where it ends.
+        self.story = ""
 
     @property
     def other(self) -> str:
         return "two" if self.serves == "one" else "one"
 
-    def play(self, release: str, environment: t.Optional[t.Mapping[str, str]] = None, **variables: t.Any) -> Play:
-        return self.operator.play(PLAYBOOK, variables={**EVERY_RUN, **RELEASES[release], **variables}, environment=environment)
+    def play(self, release: str, environment: t.Optional[t.Mapping[str, str]] = None) -> Play:
+        return self.operator.play(PLAYBOOK, variables={**EVERY_RUN, **RELEASES[release]}, environment=environment)
 
-    def counted(self, release: str, after: int = 0, by: t.Sequence[str] = (), **variables: t.Any) -> tuple[Play, list[Point]]:
+    def counted(self, release: str, after: int = 0, by: t.Sequence[str] = ()) -> tuple[Play, list[Point]]:
         """A rollout whose tasks are counted, and which is interrupted after the one of that number; its tasks until then."""
         self.log.unlink(missing_ok=True)
         environment = {
@@ -88,11 +93,11 @@ class Fleet:
             "INTERRUPTED_HOSTS": ",".join(HOSTS),
             "INTERRUPTED_LOG": str(self.log),
         }
-        play = self.play(release, environment, **variables)
+        play = self.play(release, environment)
         notes = [json.loads(line) for line in self.log.read_text().splitlines()]
         assert all(note["status"] == 0 for note in notes if "command" in note), notes
         ended = [note for note in notes if "task" in note]
-        return play, [Point(number, note["host"], note["task"]) for number, note in enumerate(ended, 1)]
+        return play, [Point(number, note["host"], note["task"], note["how"]) for number, note in enumerate(ended, 1)]
 
     def state(self) -> State:
         """Of each host, and what each balancer says of it."""
@@ -107,7 +112,7 @@ class Fleet:
         self.serves = release
         if play.status:
             return [f"the next run fails: {play.failures or play.output[-2000:]}"]
-        return list(differences(self.ends[release], self.state()))
+        return list(differences(self.ends[self.story + release], self.state()))
 
 
 def read(host: t.Any, script: Path, *words: str) -> State:
@@ -212,3 +217,27 @@ def test_a_host_that_loses_its_power_anywhere_is_completed_by_one_run(fleet: Fle
 
     go_round(fleet, turns(fleet.points), reboot)
     assert set(fleet.play(fleet.serves).changed.values()) == {0}
+
+
+def test_a_controller_that_is_killed_while_a_host_returns_is_completed_by_one_run(fleet: Fleet) -> None:
+    for release in (fleet.other, fleet.serves):
+        play, ended = fleet.counted("broken")
+        assert play.status == 2 and {point.host for point in ended} == {HOSTS[0]}, play.output
+        fleet.ends["failed " + fleet.serves] = fleet.state()
+        assert fleet.play(release).status == 0
+        fleet.serves = release
+        fleet.ends["after a failure " + release] = fleet.state()
+    fleet.story = "after a failure "
+    first = next(point.number for point in ended if point.how == "failed")
+
+    def kill(number: int) -> t.Optional[Point]:
+        play, ended = fleet.counted("broken", number)
+        if play.status == 2:
+            return None
+        assert play.status == -signal.SIGKILL, play.output
+        return ended[-1]
+
+    go_round(fleet, [first, len(ended) - 1] if SAMPLE else itertools.count(first), kill)
+    assert kill(first) is not None
+    assert fleet.play("broken").status == 2
+    assert list(differences(fleet.ends["failed " + fleet.serves], fleet.state())) == []
