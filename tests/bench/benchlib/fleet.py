@@ -24,9 +24,10 @@ __all__ = ["Container", "Fleet", "bring_down", "bring_up", "container_of", "flee
 FLEETS = BENCH / "fleets"
 BOOT_TIMEOUT = 90
 AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem")
-MOUNTS = {
+MOUNTS: dict[str, dict[Path, str]] = {
     "gpu_host": {BENCH: "/srv/bench", WHEELS: "/srv/wheels", ENGINE_WHEELS: "/srv/engine-wheels"},
     "hub": {BENCH: "/srv/bench", HUB: "/srv/hub"},
+    "balancer": {},
 }
 
 
