@@ -31,7 +31,6 @@ FOLDERS = {
     "/opt/gpufleet": 2,
 }
 SHOWN = ("ActiveState", "SubState", "Result", "UnitFileState", "NeedDaemonReload", "Job", "MainPID", "InvocationID")
-HEALTH = "http://127.0.0.1:8000/health"
 SHOW_GPUS = "/srv/bench/nvml/fake_nvml.py"
 
 
@@ -61,8 +60,11 @@ def used_gpus() -> list[int]:
 
 
 def answer() -> t.Union[int, str]:
+    """What the server says of itself, at the address and port of the release."""
+    lines = (FILES / "current" / "engine.yaml").read_text().splitlines()
+    options = {name: json.loads(value) for name, _colon, value in (line.partition(": ") for line in lines) if name in ("host", "port")}
     try:
-        with urllib.request.urlopen(HEALTH, timeout=10) as response:
+        with urllib.request.urlopen(f"http://{options['host']}:{options['port']}/health", timeout=10) as response:
             return int(response.status)
     except OSError as exc:
         return str(exc)

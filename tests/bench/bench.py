@@ -41,7 +41,7 @@ def make_hub(_options: argparse.Namespace) -> None:
 
 
 def up(options: argparse.Namespace) -> None:
-    wanted = fleet.load_fleet(options.fleet)
+    wanted = fleet.load_fleet(options.fleet, options.containers)
     podman = Podman()
     if options.fresh and fleet.running_containers(podman):
         fleet.bring_down(podman, wanted)
@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     command("hub", make_hub, "generate what the model hub serves")
     starting = command("up", up, "bring a fleet up and wait until it has booted")
     starting.add_argument("fleet")
+    starting.add_argument("containers", nargs="*", metavar="CONTAINER", help="of the fleet only these")
     starting.add_argument("--fresh", action="store_true", help="remove its containers first")
     command("down", down, "remove a fleet").add_argument("fleet")
     cycling = command("restart", restart, "cut a container's power, and boot it again")

@@ -51,7 +51,8 @@ def fleet_names() -> list[str]:
     return sorted(f.stem for f in FLEETS.glob("*.yml"))
 
 
-def load_fleet(name: str) -> Fleet:
+def load_fleet(name: str, only: t.Sequence[str] = ()) -> Fleet:
+    """A fleet, or a part of it."""
     import yaml
 
     path = FLEETS / f"{name}.yml"
@@ -61,6 +62,7 @@ def load_fleet(name: str) -> Fleet:
     containers = [
         Container(key, f"{name}-{key}", c["image"], c["address"], c.get("publish", {}), c.get("role", "gpu_host"))
         for key, c in data["containers"].items()
+        if not only or key in only
     ]
     return Fleet(name, data["network"]["name"], data["network"]["subnet"], containers)
 
