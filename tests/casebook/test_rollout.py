@@ -10,15 +10,29 @@ That a host which fails in earnest returns, and that those after it are not touc
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import typing as t
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufleet.vllm.plugins.modules.host_helper import application
+from support.plays import all_tasks, play, template
 from support.rollout import Rollout
+from support.running import HOST_PROGRAM, ROOT
 
 pytestmark = pytest.mark.long
 
 HOSTS = ("h1", "h2", "h3", "h4")
+SYSTEMCTL = b"#!/bin/sh\necho LoadState=not-found\n"
+# An engine that tells what it was started with, and what the options in its file come to.
+ENGINE = f"""#!{sys.executable}
+import json, sys
+sys.path.insert(0, {str(ROOT / "tests" / "bench" / "engine")!r})
+from fake_vllm.options import parse
+print(json.dumps([sys.argv, parse(sys.argv[2:]).speculative_config]))
+"""
 
 
 @pytest.fixture
@@ -62,3 +76,53 @@ def test_failures_within_the_budget_let_it_go_on_and_what_is_for_once_is_done_on
         ("h3", "deployed"),
         ("h4", "deployed"),
     ]
+
+
+def test_each_hosts_own_address_is_used_wherever_the_question_is_asked_from(tmp_path: Path) -> None:
+    """In a delegated task ansible_host is the target's only where the inventory sets it."""
+    hosts = {"h1": {"ansible_host": "10.20.30.41"}, "h2.example": {}}
+    inventory = {"gpu_hosts": {"hosts": hosts}, "balancer_hosts": {"hosts": {"lb": {"ansible_host": "10.9.9.9"}}}}
+    (tmp_path / "hosts.yml").write_text(json.dumps(inventory))
+    variables = {"ansible.builtin.include_vars": str(ROOT / "playbooks" / "vars" / "balancer.yml")}
+    said = template(tmp_path, "{{ balancer_backends }}", variables={"vllm_model": {"served_model_name": "m"}}, tasks_before=[variables])
+    for backends in said.values():
+        assert {backend["name"]: backend["address"] for backend in backends} == {"h1": "10.20.30.41", "h2.example": "h2.example"}
+
+
+def test_no_host_is_asked_for_its_health_from_elsewhere() -> None:
+    delegated = {place: task for place, task in all_tasks() if "delegate_to" in task or "local_action" in task}
+    asking = {word for task in delegated.values() for word in task if "." in word}
+    assert asking == {"gpufleet.vllm.haproxy_server", "ansible.builtin.copy"}
+    assert "ansible_host" not in json.dumps(list(delegated.values()))
+
+
+def test_an_argument_in_json_reaches_the_engine_through_every_shell_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"method": "mtp", "num_speculative_tokens": 4}
+    engine, program, files = tmp_path / "engine" / "bin" / "vllm", tmp_path / "gpufleet-host", tmp_path / "etc" / "gpufleet"
+    programs = {engine: ENGINE.encode(), program: application(sys.executable, HOST_PROGRAM.read_text()), tmp_path / "systemctl": SYSTEMCTL}
+    for path, content in programs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o755)
+    (tmp_path / "run" / "vllm-tiny").mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    release = {
+        "deployment": "tiny",
+        "root": str(files),
+        "model_path": "/srv/models/a",
+        "engine_path": str(tmp_path / "engine"),
+        "arguments": {"speculative-config": wanted},
+    }
+    status, output = play(tmp_path, [{"gpufleet.vllm.vllm_release": release}])
+    assert status == 0, output
+    credentials = str(files / "tiny" / "current")
+    done = subprocess.run(
+        [str(program), "serve", "tiny", "--root", str(tmp_path)],
+        env={**os.environ, "CREDENTIALS_DIRECTORY": credentials, "INVOCATION_ID": "5c" * 16},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    argv, speculative = json.loads(done.stdout.splitlines()[-1])
+    assert argv == [str(engine), "serve", "/srv/models/a", "--config", f"{credentials}/engine.yaml"]
+    assert speculative == wanted

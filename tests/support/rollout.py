@@ -54,6 +54,7 @@ REGISTERED: dict[tuple[str, str], str] = {
       release: NEW
       proven: "{{ serves }}"
       restart_required: "{{ serves != 'NEW' }}"
+      converged: "{{ serves == 'NEW' }}"
       reload_required: false
       replaced: []
   vars:
