@@ -41,7 +41,7 @@ def make_hub(_options: argparse.Namespace) -> None:
 
 
 def up(options: argparse.Namespace) -> None:
-    wanted = fleet.load_fleet(options.fleet)
+    wanted = fleet.load_fleet(options.fleet, options.containers)
     podman = Podman()
     if options.fresh and fleet.running_containers(podman):
         fleet.bring_down(podman, wanted)
@@ -50,6 +50,10 @@ def up(options: argparse.Namespace) -> None:
 
 def down(options: argparse.Namespace) -> None:
     fleet.bring_down(Podman(), fleet.load_fleet(options.fleet))
+
+
+def restart(options: argparse.Namespace) -> None:
+    fleet.power_cycle(Podman(), fleet.container_of(options.container), wait=not options.no_wait)
 
 
 def execute(options: argparse.Namespace) -> None:
@@ -106,8 +110,12 @@ def parser() -> argparse.ArgumentParser:
     command("hub", make_hub, "generate what the model hub serves")
     starting = command("up", up, "bring a fleet up and wait until it has booted")
     starting.add_argument("fleet")
+    starting.add_argument("containers", nargs="*", metavar="CONTAINER", help="of the fleet only these")
     starting.add_argument("--fresh", action="store_true", help="remove its containers first")
     command("down", down, "remove a fleet").add_argument("fleet")
+    cycling = command("restart", restart, "cut a container's power, and boot it again")
+    cycling.add_argument("container")
+    cycling.add_argument("--no-wait", action="store_true", help="do not wait until it has booted")
     running = command("exec", execute, "run a command (or a shell) as root in a container")
     running.add_argument("container")
     running.add_argument("command", nargs="*")

@@ -19,7 +19,7 @@ from benchlib.paths import BENCH, ENGINE_WHEELS, HUB, WHEELS, text_hash
 from benchlib.podman import Podman, exists
 from benchlib.say import BenchError, say, step, wait_until
 
-__all__ = ["Container", "Fleet", "bring_down", "bring_up", "container_of", "fleet_names", "load_fleet", "running_containers"]
+__all__ = ["Container", "Fleet", "bring_down", "bring_up", "container_of", "fleet_names", "load_fleet", "power_cycle", "running_containers"]
 
 FLEETS = BENCH / "fleets"
 BOOT_TIMEOUT = 90
@@ -51,7 +51,8 @@ def fleet_names() -> list[str]:
     return sorted(f.stem for f in FLEETS.glob("*.yml"))
 
 
-def load_fleet(name: str) -> Fleet:
+def load_fleet(name: str, only: t.Sequence[str] = ()) -> Fleet:
+    """A fleet, or a part of it."""
     import yaml
 
     path = FLEETS / f"{name}.yml"
@@ -61,6 +62,7 @@ def load_fleet(name: str) -> Fleet:
     containers = [
         Container(key, f"{name}-{key}", c["image"], c["address"], c.get("publish", {}), c.get("role", "gpu_host"))
         for key, c in data["containers"].items()
+        if not only or key in only
     ]
     return Fleet(name, data["network"]["name"], data["network"]["subnet"], containers)
 
@@ -84,6 +86,11 @@ def mounts(container: Container) -> list[str]:
     return [f"--volume={Path(source).resolve()}:{target}:ro" for source, target in pairs]
 
 
+def card_address(container: Container) -> str:
+    """Of its network card: made from the address, so that it is the same after a reboot and neighbours need not learn a new one."""
+    return ":".join(f"{octet:02x}" for octet in (2, 0, *ipaddress.ip_address(container.address).packed))
+
+
 def run_arguments(podman: Podman, fleet: Fleet, container: Container, image: str) -> list[str]:
     """What makes a container behave like a machine: systemd as its first process and nothing hidden from units' sandboxes."""
     return [
@@ -91,6 +98,7 @@ def run_arguments(podman: Podman, fleet: Fleet, container: Container, image: str
         f"--hostname={container.name}",
         f"--network={fleet.network}",
         f"--ip={container.address}",
+        f"--mac-address={card_address(container)}",
         f"--network-alias={container.name}",
         "--systemd=always",
         *(f"--cap-add={name}" for name in container_capabilities(podman.machine)),
@@ -181,6 +189,13 @@ def wait_for_boot(podman: Podman, container: Container, accepted: t.Sequence[str
 
     wait_until(is_booted, f"systemd of {container.full_name} has booted", BOOT_TIMEOUT, poll=0.3)
     wait_until(all_answer, f"sshd of {container.full_name} answers on 127.0.0.1", BOOT_TIMEOUT)
+
+
+def power_cycle(podman: Podman, container: Container, wait: bool) -> None:
+    """Take a machine's power away, with no chance for anything on it to end well, and boot it."""
+    podman.run("restart", "--time=0", container.full_name)
+    if wait:
+        wait_for_boot(podman, container, accepted=("running", "degraded"))
 
 
 def bring_up(podman: Podman, fleet: Fleet) -> bool:
