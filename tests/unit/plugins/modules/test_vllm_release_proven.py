@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> ReleaseStore:
 def prove(store: ReleaseStore, tmp_path: Path) -> Prove:
     def run(release: str, *, check: bool = False, deployment: str = "acme") -> Answer:
         root = str(store.folder.parent)
-        options = {"deployment": deployment, "release": release, "root": root, "_ansible_check_mode": check}
+        options: dict[str, t.Any] = {"deployment": deployment, "release": release, "root": root, "_ansible_check_mode": check}
         return run_module("vllm_release_proven", tmp_path, environment(), **options)
 
     return run
