@@ -139,7 +139,8 @@ fp8_block_not_divisible quantization_group_split no_kernel weights_missing weigh
 trust_remote_code architecture_not_supported quantization_mismatch gpu_too_old device_name_not_accepted tool_parser_unknown
 reasoning_parser_unknown tool_parser_missing bad_argument unknown_environment no_ray"""
 OF_THE_HOST = """gpu_wait_timeout gpu_lost gpu_wedged gpu_memory_held gpu_memory_moved fabric_not_ready nvml_unavailable driver_mismatch
-driver_too_old no_gpu too_few_gpus model_not_found port_in_use shm_too_small disk_full no_compiler too_many_files tls_files host_out_of_memory"""
+driver_too_old no_gpu too_few_gpus model_not_found port_in_use shm_too_small disk_full no_compiler too_many_files tls_files
+host_out_of_memory"""
 PASSING = "release_given_up gpu_error nccl_error engine_timeout worker_died engine_died"
 
 
