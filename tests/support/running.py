@@ -14,6 +14,8 @@ import time
 import typing as t
 from pathlib import Path
 
+from .forked import run_forked
+
 __all__ = ["HOST_PROGRAM", "ROOT", "TREE", "Answer", "environment", "load_file", "module_command", "read_answer", "run_module", "wait_for"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,19 +58,16 @@ def run_module(
     name: str, folder: Path, env: t.Optional[t.Mapping[str, str]] = None, interpreter: str = sys.executable, **options: t.Any
 ) -> Answer:
     """The result of one module in a process of its own."""
-    arguments = {"_ansible_remote_tmp": str(folder), **options}
-    done = subprocess.run(
-        module_command(name, interpreter),
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-        capture_output=True,
-        text=True,
-        env=env or environment(),
-        check=False,
-        cwd=folder,
-        timeout=60,
-    )
-    assert done.stdout and not done.stderr, done.stderr
-    return read_answer(done.stdout)
+    text = json.dumps({"ANSIBLE_MODULE_ARGS": {"_ansible_remote_tmp": str(folder), **options}})
+    environ = env or environment()
+    if interpreter == sys.executable:
+        out, err = run_forked(name, environ, str(folder), text, timeout=120)
+    else:
+        command = module_command(name, interpreter)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=environ, check=False, cwd=folder, timeout=120)
+        out, err = done.stdout, done.stderr
+    assert out and not err, err
+    return read_answer(out)
 
 
 def wait_for(condition: t.Callable[[], t.Any], seconds: float = 30.0) -> None:

@@ -42,6 +42,7 @@ def read(name: str) -> Diagnosis:
         ("bad-tool-parser", "tool_parser_unknown", True),
         ("bad-config-json", "bad_config_json", True),
         ("tls-missing-cert", "tls_files", False),
+        ("no-cxx-compiler", "no_compiler", False),
         ("kill9-engine-core", "engine_died", False),
         ("gpu-tp2-ok-then-worker-killed", "worker_died", False),
         ("cgroup-host-oom", "worker_died", False),
@@ -52,6 +53,20 @@ def test_the_cause_is_named_and_known_to_repeat_or_not(log: str, cause: str, rep
     assert (found.cause, is_deterministic(found)) == (cause, repeats)
     assert found.evidence
     assert found.message and found.remedy
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.",
+        "torch._inductor.exc.InductorError: InvalidCxxCompiler: Compiler: g++ is not found.",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/usr/bin/gcc'",
+    ],
+)
+def test_a_compiler_that_is_not_there_is_the_hosts_lack(line: str) -> None:
+    found = diagnose([f"(EngineCore pid=8) ERROR 11-30 07:44:05 [core.py:1512] {line}"])
+    assert (found.cause, found.at_fault) == ("no_compiler", "host")
+    assert found.remedy.startswith("Install gcc and g++")
 
 
 @pytest.mark.parametrize("log", ["api-key-auth", "gpu-startup-ok", "startup-ok", "json-logging"])
@@ -124,7 +139,8 @@ fp8_block_not_divisible quantization_group_split no_kernel weights_missing weigh
 trust_remote_code architecture_not_supported quantization_mismatch gpu_too_old device_name_not_accepted tool_parser_unknown
 reasoning_parser_unknown tool_parser_missing bad_argument unknown_environment no_ray"""
 OF_THE_HOST = """gpu_wait_timeout gpu_lost gpu_wedged gpu_memory_held gpu_memory_moved fabric_not_ready nvml_unavailable driver_mismatch
-driver_too_old no_gpu too_few_gpus model_not_found port_in_use shm_too_small disk_full too_many_files tls_files host_out_of_memory"""
+driver_too_old no_gpu too_few_gpus model_not_found port_in_use shm_too_small disk_full no_compiler too_many_files tls_files
+host_out_of_memory"""
 PASSING = "release_given_up gpu_error nccl_error engine_timeout worker_died engine_died"
 
 
