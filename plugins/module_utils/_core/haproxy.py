@@ -191,7 +191,8 @@ def _operational(status: str) -> str:
 
 def _last_check(row: t.Mapping[str, str]) -> str:
     """What the last health check said, in HAProxy's words."""
-    said = [row.get("check_desc"), row.get("check_code") and f"status {row['check_code']}", row.get("last_chk")]
+    code = row.get("check_code") or "0"
+    said = [row.get("check_desc"), code != "0" and f"status {code}", row.get("last_chk")]
     words = ", ".join(str(part) for part in said if part)
     return f"{row.get('check_status', '').lstrip('* ')}: {words}" if words else row.get("check_status", "").lstrip("* ")
 
