@@ -220,7 +220,8 @@ def main() -> None:
     parser.add_argument("--names", type=int, default=64, help="hosts of the memory figures; 0: none of them")
     parser.add_argument("--keep", action="store_true", help="leave the containers up")
     options = parser.parse_args()
-    for words in (["wheels"], ["hub"], ["up", FLEET]):
+    names = [f"gpu{number + 1}" for number in range(max(options.hosts))]
+    for words in (["wheels"], ["hub"], ["up", FLEET, *names, "hub"]):
         bench(*words)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-no-change-") as folder:

@@ -173,13 +173,17 @@ class ReleaseStore:
         return backup
 
     def switch(self, release_id: str) -> None:
-        """Make ``current`` point at the release and ``previous`` at the one before it; each link changes in one step."""
-        before = self.linked("current")
-        if self.linked("rolled-back") in (before, release_id):
-            # Whoever deploys a release that was left wants it.
+        """Make ``current`` point at the release and ``previous`` at the one to return to; each link changes in one step.
+
+        That is the one before it, unless that one failed its gate, or was killed before it passed, and an earlier one has passed.
+        """
+        before, proven = self.linked("current"), self.linked("proven")
+        if before != release_id or self.linked("rolled-back") == release_id:
+            # Whoever deploys a release that was left wants it, and the story of one that is deployed after it is another.
             (self.folder / "rolled-back").unlink(missing_ok=True)
-        if before is not None and before != release_id:
-            self._link("previous", before)
+        earlier = before if proven is None else proven
+        if earlier not in (None, release_id, self.linked("previous")):
+            self._link("previous", t.cast("str", earlier))
         self._link("current", release_id)
 
     def return_to(self, release_id: str) -> None:

@@ -57,6 +57,23 @@ def test_a_release_that_is_not_current_any_more_is_refused_and_what_was_proven_s
     assert prove(FIRST)["before"] == SECOND and store.linked("proven") == FIRST
 
 
+def test_what_was_never_proven_is_not_what_a_later_release_returns_to(store: ReleaseStore) -> None:
+    """As after a play that was killed before it could go back."""
+    store.prove(SECOND)
+    for release in ("0123456789ab", "ba9876543210"):
+        store.switch(release)
+        assert store.links() == (release, SECOND, None)
+    store.switch(SECOND)
+    assert store.links().current == SECOND
+
+
+def test_the_story_of_a_roll_back_ends_with_the_next_release(store: ReleaseStore) -> None:
+    store.return_to(FIRST)
+    assert store.links().rolled_back == SECOND
+    store.switch("0123456789ab")
+    assert store.links() == ("0123456789ab", FIRST, None)
+
+
 def test_without_any_release_it_says_so_and_makes_nothing(prove: Prove, store: ReleaseStore) -> None:
     refused = prove(FIRST, deployment="other")
     assert refused["code"] == "not_current" and "none is" in refused["msg"]
