@@ -10,7 +10,7 @@ import typing as t
 from ansible.errors import AnsibleFilterError
 
 from ..module_utils._core.errors import VllmError
-from ..module_utils._core.fleet_report import host_record, table
+from ..module_utils._core.fleet_report import host_record, outcome_of, table
 from ..module_utils._core.rollout import Look, Plan, plan_rollout, reason_to_stop
 
 __all__ = ["FilterModule"]
@@ -60,12 +60,12 @@ def _is_in(facts: Facts) -> bool:
 def _rollout_stop(
     plan: Facts, hostvars: t.Mapping[str, Facts], batch: t.Sequence[str], floor: t.Union[int, str] = "50%", budget: t.Any = 0
 ) -> str:
-    results = {host: (hostvars[host].get("vllm_outcome") or {}).get("result") for host in plan["order"]}
-    return reason_to_stop(Plan(**plan), results, list(batch), floor, int(budget)) or ""
+    results = {host: outcome_of(hostvars[host], plan).get("result") for host in plan["order"]}
+    return reason_to_stop(Plan(plan["needs"], plan["order"], plan["batches"]), results, list(batch), floor, int(budget)) or ""
 
 
 def _fleet_report(hostvars: t.Mapping[str, Facts], hosts: t.Sequence[str], plan: Facts) -> list[dict[str, t.Any]]:
-    return [host_record(host, plan["needs"].get(host, "nothing"), hostvars[host]) for host in hosts]
+    return [host_record(host, plan, hostvars[host]) for host in hosts]
 
 
 def _fleet_table(records: t.Sequence[Facts]) -> list[str]:

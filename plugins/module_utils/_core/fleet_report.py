@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-__all__ = ["host_record", "table"]
+__all__ = ["host_record", "outcome_of", "table"]
 
 Facts = t.Mapping[str, t.Any]
 
@@ -18,9 +18,16 @@ _EVIDENCE = 6
 _TELLING = 0.1
 
 
-def host_record(host: str, need: t.Optional[str], facts: Facts) -> dict[str, t.Any]:
-    """One host, from what the tasks of the play registered for it; ``need`` is None where it was never planned."""
-    outcome, release, health = (_mapping(facts.get(name)) for name in ("vllm_outcome", "server_release", "server_health"))
+def outcome_of(facts: Facts, plan: Facts) -> Facts:
+    """What became of a host in the rollout of this plan; an earlier one in the same run has left its own."""
+    outcome = _mapping(facts.get("vllm_outcome"))
+    return outcome if outcome.get("plan") == plan.get("made") else {}
+
+
+def host_record(host: str, plan: Facts, facts: Facts) -> dict[str, t.Any]:
+    """One host, from the plan and from what the tasks of the plays registered for it; a host that was never planned needs None."""
+    need = plan["needs"].get(host)
+    outcome, release, health = outcome_of(facts, plan), _mapping(facts.get("server_release")), _mapping(facts.get("server_health"))
     result = outcome.get("result") or ("unchanged" if need == "nothing" else "untouched" if need else "not planned")
     before = _deployment(facts, release.get("deployment"))
     if outcome.get("foretold"):
@@ -40,7 +47,7 @@ def host_record(host: str, need: t.Optional[str], facts: Facts) -> dict[str, t.A
         "level": health.get("level") or None,
         "ready": bool(health.get("ready")),
         "phases": phases if worked_on else [],
-        "changed": _changed(facts) if worked_on else [],
+        "changed": _changed(facts, outcome) if worked_on else [],
         "failure": outcome.get("failure"),
     }
 
@@ -89,10 +96,10 @@ def _line(row: t.Sequence[str], widths: t.Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _changed(facts: Facts) -> list[str]:
+def _changed(facts: Facts, outcome: Facts) -> list[str]:
     """What of the host was made new: parts that the roles brought, and what is different in the release."""
     brought = {"host": "host_helper", "weights": "weights_snapshot", "engine": "engine_venv"}
-    differences = _mapping(facts.get("server_failure") or facts.get("server_release")).get("differences") or []
+    differences = _mapping(outcome.get("failure") or facts.get("server_release")).get("differences") or []
     parts = [part for part, name in brought.items() if _mapping(facts.get(name)).get("changed")]
     return list(dict.fromkeys([*parts, *(difference.replace(" ", "-") for difference in differences)]))
 

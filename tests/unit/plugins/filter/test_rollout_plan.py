@@ -85,9 +85,10 @@ def test_a_host_that_was_not_planned_and_a_bad_size_are_errors_that_say_so() -> 
 def test_a_rollout_stops_by_the_facts_of_the_hosts_before() -> None:
     plan = FILTERS["rollout_plan"]({name: released(restart_required=True) for name in ("h1", "h2")}, ["h1", "h2"])
     assert plan["batches"] == [1, 1]
+    plan["made"] = "now"
     assert FILTERS["rollout_stop"](plan, {"h1": {}, "h2": {}}, ["h1"]) == ""
-    assert FILTERS["rollout_stop"](plan, {"h1": {"vllm_outcome": {"result": "deployed"}}, "h2": {}}, ["h2"]) == ""
-    assert "h1 failed" in FILTERS["rollout_stop"](plan, {"h1": {"vllm_outcome": {"result": "returned"}}, "h2": {}}, ["h2"])
+    assert FILTERS["rollout_stop"](plan, {"h1": {"vllm_outcome": {"plan": "now", "result": "deployed"}}, "h2": {}}, ["h2"]) == ""
+    assert "h1 failed" in FILTERS["rollout_stop"](plan, {"h1": {"vllm_outcome": {"plan": "now", "result": "returned"}}, "h2": {}}, ["h2"])
 
 
 FAILURE = {
@@ -103,20 +104,20 @@ FLEET = {
     "gpu1": {
         **released(release="0a9b8c7d6e5f", proven="0a9b8c7d6e5f"),
         "server_health": HEALTH,
-        "vllm_outcome": {"result": "returned", "failure": FAILURE},
+        "vllm_outcome": {"plan": "now", "result": "returned", "failure": FAILURE},
         "server_failure": FAILURE,
     },
     "gpu2": {
         **released(differences=["first release"]),
         "server_health": HEALTH,
         "engine_venv": {"changed": True},
-        "vllm_outcome": {"result": "deployed"},
+        "vllm_outcome": {"plan": "now", "result": "deployed"},
     },
     "gpu3": CONVERGED,
     "gpu4": {**CONVERGED, "server_now": {"ready": False, "level": "healthy"}},
-    "gpu5": {"vllm_outcome": {"result": "begun"}, "server_now": {"ready": False, "level": ""}},
+    "gpu5": {"vllm_outcome": {"plan": "now", "result": "begun"}, "server_now": {"ready": False, "level": ""}},
 }
-PLAN = {"needs": {"gpu1": "restart", "gpu2": "first", "gpu3": "nothing", "gpu4": "broken", "gpu5": "restart"}}
+PLAN = {"made": "now", "needs": {"gpu1": "restart", "gpu2": "first", "gpu3": "nothing", "gpu4": "broken", "gpu5": "restart"}}
 
 
 def report() -> dict[str, dict[str, t.Any]]:
@@ -142,9 +143,18 @@ def test_the_report_says_of_each_host_what_became_of_it() -> None:
 
 
 def test_check_mode_deploys_nothing_and_says_so() -> None:
-    fleet = {"gpu1": {**FLEET["gpu2"], "vllm_outcome": {"result": "deployed", "foretold": True}}}
-    [record] = FILTERS["fleet_report"](fleet, ["gpu1"], {"needs": {"gpu1": "first"}})
+    fleet = {"gpu1": {**FLEET["gpu2"], "vllm_outcome": {"plan": "now", "result": "deployed", "foretold": True}}}
+    [record] = FILTERS["fleet_report"](fleet, ["gpu1"], {"made": "now", "needs": {"gpu1": "first"}})
     assert record["result"] == "would-change" and "first-release" in record["changed"]
+
+
+def test_what_an_earlier_rollout_of_the_same_run_left_is_not_taken_for_this_one() -> None:
+    later = {**PLAN, "made": "later", "needs": {"gpu1": "nothing", "gpu2": "restart"}}
+    records = FILTERS["fleet_report"](FLEET, ["gpu1", "gpu2"], later)
+    assert [(record["result"], record["failure"], record["changed"]) for record in records] == [
+        ("unchanged", None, []),
+        ("untouched", None, []),
+    ]
 
 
 def test_the_table_has_a_line_a_host_and_below_it_why_hosts_failed() -> None:

@@ -126,7 +126,9 @@ def test_every_word_for_a_state_is_known(status: str, operational: str) -> None:
     assert (server.operational, server.in_flight) == (operational, 3)
 
 
-@pytest.mark.parametrize(("bits", "state"), [("0", "ready"), ("1", "maint"), ("8", "drain"), ("9", "maint"), ("16", "drain"), ("32", "maint")])
+@pytest.mark.parametrize(
+    ("bits", "state"), [("0", "ready"), ("1", "maint"), ("8", "drain"), ("9", "maint"), ("16", "drain"), ("32", "maint")]
+)
 def test_the_bits_of_an_administrator_are_told_apart(bits: str, state: str) -> None:
     stat = "# pxname,svname,qcur,scur,status,check_status\nvllm-x,gpu1,0,0,DOWN,\n"
     ask = {"servers": f"1\n# srv_name srv_admin_state\ngpu1 {bits}\n", "stat": stat}
