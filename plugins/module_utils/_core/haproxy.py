@@ -106,9 +106,7 @@ def set_state(ask: Exchange, backend: str, name: str, state: str) -> None:
         )
 
 
-def wait_for(
-    goal: str, read: t.Callable[[], Server], backend: str, *, timeout: float, clock: Clock, sleep: Sleep
-) -> tuple[Server, float]:
+def wait_for(goal: str, read: t.Callable[[], Server], backend: str, *, timeout: float, clock: Clock, sleep: Sleep) -> tuple[Server, float]:
     """Wait until the server is ``drained`` or ``up``; the server as it was seen last, and the seconds that took."""
     began = clock()
     while True:
@@ -140,7 +138,10 @@ def _too_late(goal: str, server: Server, backend: str, waited: float) -> VllmErr
     else:
         why, remedy = f"it is {server.operational}, and its last check said {server.check or 'nothing yet'}", "See what the server logs."
     return VllmError(
-        f"HAProxy does not hold {server.name} of {backend} for up after {waited:.0f} s: {why}.", code="not_up", remedy=remedy, details=details
+        f"HAProxy does not hold {server.name} of {backend} for up after {waited:.0f} s: {why}.",
+        code="not_up",
+        remedy=remedy,
+        details=details,
     )
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, The gpufleet.vllm contributors
 # GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The configuration that the role balancer renders, the options it refuses, and HAProxy itself with that configuration where it is installed."""
+"""The configuration that the role balancer renders, the options it refuses, and HAProxy itself where it is installed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from support.running import ROOT, load_file, run_module, wait_for
 ROLE = ROOT / "roles" / "balancer"
 keeper = load_file(ROLE / "files" / "haproxy_keep_state.py")
 SERVERS = [{"name": "gpu1", "address": "127.0.0.1", "port": 18001}, {"name": "gpu-2.rack", "address": "fd00::2", "port": 8000}]
-MODEL = {"deployment": "minimax-m25", "served_model_name": "Mini'Max \"M2.5\""}
+MODEL = {"deployment": "minimax-m25", "served_model_name": 'Mini\'Max "M2.5"'}
 PLAIN: dict[str, t.Any] = {"vllm_model": MODEL, "balancer_backends": SERVERS, "ansible_managed": "Ansible managed"}
 CASES: dict[str, dict[str, t.Any]] = {
     "plain": PLAIN,
     "with-a-key": {**PLAIN, "balancer_api_key": 'sk-"$x{\\'},
     "routes-with-a-star": {**PLAIN, "balancer_routes": ["/v1/responses/*", "/v1/responses/*/cancel"]},
-    "everything-as-text": {**PLAIN, "balancer_port": "8443", "balancer_stats_port": "0", "balancer_check_interval": "7", "balancer_address": "::1"},
+    "everything-as-text": {
+        **PLAIN,
+        "balancer_port": "8443",
+        "balancer_stats_port": "0",
+        "balancer_check_interval": "7",
+        "balancer_address": "::1",
+    },
 }
 REFUSED: dict[str, tuple[dict[str, t.Any], str]] = {
     "no-server": ({"balancer_backends": []}, "balancer_backends is empty"),
@@ -93,14 +99,18 @@ def test_haproxy_takes_it(sections: dict[str, dict[str, str]], case: str, tmp_pa
     files = [tmp_path / f"{name}.cfg" for name in sections[case]]
     for file, text in zip(files, sections[case].values()):
         # This machine need not have the user.
-        file.write_text(text.replace("    user haproxy\n", "").replace("    group haproxy\n", "").replace("    chroot /var/lib/haproxy\n", ""))
+        file.write_text(
+            text.replace("    user haproxy\n", "").replace("    group haproxy\n", "").replace("    chroot /var/lib/haproxy\n", "")
+        )
         used = [argument for file in files if file.exists() for argument in ("-f", str(file))]
         done = subprocess.run([HAPROXY, "-c", *used], capture_output=True, text=True, check=False, timeout=30)
         assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
-    said = template_all(tmp_path, "balancer", {case: {**PLAIN, **options} for case, (options, _) in REFUSED.items()}, "{{ __balancer_refusal }}")
+    said = template_all(
+        tmp_path, "balancer", {case: {**PLAIN, **options} for case, (options, _) in REFUSED.items()}, "{{ __balancer_refusal }}"
+    )
     for case, (_, words) in REFUSED.items():
         assert words in json.loads(said[case])["msg"], case
 
@@ -115,7 +125,9 @@ STATE = (ROOT / "tests" / "unit" / "fixtures" / "haproxy" / "2.6" / "servers-sta
 
 def test_a_saved_state_has_the_ports_that_are_configured() -> None:
     """HAProxy prefers the port of the state to that of its configuration."""
-    configuration = "backend other\n server gpu1 10.0.0.1:1\nbackend vllm-x\n server gpu1 10.0.0.1:8001\n  server gpu4 [fd00::4]:8004 check\n"
+    configuration = (
+        "backend other\n server gpu1 10.0.0.1:1\nbackend vllm-x\n server gpu1 10.0.0.1:8001\n  server gpu4 [fd00::4]:8004 check\n"
+    )
     lines = keeper.corrected(STATE, configuration).splitlines()
     assert lines[:2] == STATE.splitlines()[:2]
     rows = {line.split()[3]: line.split() for line in lines[2:] if line.strip()}
