@@ -22,6 +22,8 @@ BIN = Path(sys.executable).parent
 BENCH = str(ROOT / "tests" / "bench" / "bench.py")
 # Besides the Python of .venv: each with the newest ansible-core that runs on it (.config/requirements.txt).
 OTHER_PYTHONS = ("3.12", "3.13")
+# The fleets of the scenarios, see tests/bench/fleets.
+FLEETS = ("molecule", "rollout")
 # Exit status of bench.py: this machine cannot have what was asked for.
 NOT_OFFERED = 3
 # Scenarios of `make test-all` alone.
@@ -136,7 +138,8 @@ def molecule(names: t.Sequence[str], keep: bool = False, sample: bool = False) -
     """
     environment = {**MOLECULE, "GPUFLEET_SAMPLE": "1" if sample else "", **({"GPUFLEET_ONCE_MORE": ""} if sample else {})}
     steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), environment) for name in names]
-    last = Step("molecule: remove containers", "the end of the fleet", fixed(tool("python", BENCH, "down", "molecule")), ON_PATH)
+    down = [tool("python", BENCH, "down", fleet) for fleet in FLEETS]
+    last = Step("molecule: remove containers", "the end of the fleets", fixed(*down), ON_PATH)
     return steps if keep else [*steps, last]
 
 

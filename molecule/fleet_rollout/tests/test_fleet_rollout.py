@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import typing as t
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def story(operator: Operator) -> t.Iterator[Story]:
 
 def watch(operator: Operator) -> None:
     lb = operator.hosts["lb"]
-    lb.run_expect([0], "cat > /run/watch_backend.py <<'END'\n%s\nEND" % WATCH.read_text().replace("%", "%%"))
+    lb.check_output(f"printf %s {shlex.quote(WATCH.read_text())} > /run/watch_backend.py")
     lb.check_output(f"systemd-run --unit=watch-backend python3 /run/watch_backend.py {BACKEND} {RECORD}")
 
 

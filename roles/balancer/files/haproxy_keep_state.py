@@ -9,13 +9,12 @@ configuration that is about to be loaded has it. A server that is not in it is l
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import typing as t
 from pathlib import Path
 
-ADMIN = "/run/haproxy/admin.sock"
+ADMIN = Path("/run/haproxy/admin.sock")
 STATE = Path("/run/haproxy/server-state")
 PORT = 18
 
@@ -58,11 +57,11 @@ def ask(path: str, command: str) -> str:
 
 def main() -> None:
     """Write the state beside its place and put it there in one step. Without a socket there is none to save."""
-    if not os.path.exists(ADMIN):
-        STATE.unlink() if STATE.exists() else None
+    if not ADMIN.exists():
+        STATE.unlink(missing_ok=True)
         return
     part = STATE.with_suffix(".part")
-    part.write_text(corrected(ask(ADMIN, "show servers state"), Path(sys.argv[1]).read_text(encoding="utf-8")), encoding="utf-8")
+    part.write_text(corrected(ask(str(ADMIN), "show servers state"), Path(sys.argv[1]).read_text(encoding="utf-8")), encoding="utf-8")
     part.replace(STATE)
 
 

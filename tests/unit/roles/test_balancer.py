@@ -1,7 +1,7 @@
 # Copyright (c) 2026, The gpufleet.vllm contributors
 # GNU General Public License v3.0-or-later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The configuration that the role balancer renders, the options it refuses, and HAProxy itself with that configuration where it is installed."""
+"""The configuration that the role balancer renders, the options it refuses, and HAProxy itself where it is installed."""
 
 from __future__ import annotations
 

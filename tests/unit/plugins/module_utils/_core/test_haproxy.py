@@ -83,13 +83,13 @@ def test_a_worker_that_ended_in_between_has_nothing_in_flight(folder: t.Any) -> 
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are(folder: t.Any) -> None:
-    with pytest.raises(VllmError, match="no backend nix. There are vllm-x") as caught:
+    with pytest.raises(VllmError, match=r"no backend nix\. There are vllm-x") as caught:
         read_servers(recorded(folder), "nix")
     assert caught.value.code == "unknown_backend" and "vllm-x" in caught.value.details["backends"]
 
 
 def test_an_unknown_server_is_refused_with_those_there_are(folder: t.Any) -> None:
-    with pytest.raises(VllmError, match="no server nix in vllm-x. There are gpu1, gpu2, gpu3, gpu4") as caught:
+    with pytest.raises(VllmError, match=r"no server nix in vllm-x\. There are gpu1, gpu2, gpu3, gpu4") as caught:
         the_server(read_servers(recorded(folder), BACKEND), BACKEND, "nix")
     assert caught.value.code == "unknown_server"
 
@@ -180,7 +180,7 @@ def test_a_server_that_does_not_come_up_is_told_with_its_last_check() -> None:
 
 
 def test_a_server_that_is_out_cannot_come_up_and_says_so() -> None:
-    with pytest.raises(VllmError, match="its state is drain. Set it to ready"):
+    with pytest.raises(VllmError, match=r"its state is drain\. Set it to ready"):
         waits("up", UP._replace(state="drain"))
 
 
