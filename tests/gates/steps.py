@@ -34,6 +34,9 @@ TYPED = ("plugins", "tests", "molecule")
 ON_PATH = {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 MOLECULE = {**ON_PATH, "MOLECULE_GLOB": "molecule/*/molecule.yml", "ANSIBLE_FORCE_COLOR": "0", "NO_COLOR": "1", "PY_COLORS": "0"}
 
+# `dependency` does nothing here: there are no requirements.
+OF_A_SAMPLE = {"GPUFLEET_SAMPLE": "1", "GPUFLEET_ONCE_MORE": "dependency", "GPUFLEET_LOOK_AGAIN": "dependency"}
+
 
 def tool(name: str, *arguments: str) -> list[str]:
     return [str(BIN / name), *arguments]
@@ -136,7 +139,7 @@ def molecule(names: t.Sequence[str], keep: bool = False, sample: bool = False) -
 
     A sample leaves out tests marked long, and runs over what stands already where a test does the same.
     """
-    environment = {**MOLECULE, "GPUFLEET_SAMPLE": "1" if sample else "", **({"GPUFLEET_ONCE_MORE": ""} if sample else {})}
+    environment = {**MOLECULE, **(OF_A_SAMPLE if sample else {"GPUFLEET_SAMPLE": ""})}
     steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), environment) for name in names]
     down = [tool("python", BENCH, "down", fleet) for fleet in FLEETS]
     last = Step("molecule: remove containers", "the end of the fleets", fixed(*down), ON_PATH)
