@@ -66,9 +66,12 @@ def ports() -> list[int]:
     return [int(outside) for name, one in containers.items() if name.startswith("gpu") for outside in one["publish"]]
 
 
-def write_inventory(path: Path, count: int) -> None:
-    """So many names, in turns for each of the containers."""
-    every, given = ports(), yaml.safe_load((ROOT / "molecule" / "inventory" / "group_vars" / "gpu_hosts" / "bench.yml").read_text())
+def write_inventory(path: Path, count: int, containers: int) -> None:
+    """So many names, in turns for each of the first containers."""
+    every, given = (
+        ports()[:containers],
+        yaml.safe_load((ROOT / "molecule" / "inventory" / "group_vars" / "gpu_hosts" / "bench.yml").read_text()),
+    )
     connection = {
         "ansible_host": "127.0.0.1",
         "ansible_user": "ops",
@@ -190,7 +193,7 @@ def measure(place: Path, counts: t.Sequence[int], repetitions: int) -> None:
     bare = place / "bare.yml"
     inventories = {count: place / f"hosts-{count}.json" for count in counts}
     for count, inventory in inventories.items():
-        write_inventory(inventory, count)
+        write_inventory(inventory, count, count)
     run = play(inventories[counts[0]], PLAYBOOK)
     say("tasks of a host after its facts, that ask it", str(run.asked), f"target {TARGET_TASKS}; {run.tasks} with the controller's own")
     write_bare_play(bare, run.asked)
@@ -203,11 +206,11 @@ def measure(place: Path, counts: t.Sequence[int], repetitions: int) -> None:
     say("each further host: the run / the bare play", f"{own:.2f} / {other:.2f} s", f"{own / other:.2f} times" if other else "")
 
 
-def measure_memory(place: Path, names: int) -> None:
-    print(f"Memory of such a run, {len(ports())} containers under {names} names:")
+def measure_memory(place: Path, containers: int, names: int) -> None:
+    print(f"Memory of such a run, {containers} containers under {names} names:")
     for count in (1, names):
         inventory = place / f"names-{count}.json"
-        write_inventory(inventory, count)
+        write_inventory(inventory, count, containers)
         most = most_memory(inventory, PLAYBOOK)
         say(f"{hosts(count)}: the controller's own process", f"{most.controller / 1e6:.0f} MB")
         say(f"{hosts(count)}: what it has started, all at once", f"{most.workers / 1e6:.0f} MB", f"{most.processes} processes")
@@ -220,17 +223,17 @@ def main() -> None:
     parser.add_argument("--names", type=int, default=64, help="hosts of the memory figures; 0: none of them")
     parser.add_argument("--keep", action="store_true", help="leave the containers up")
     options = parser.parse_args()
-    names = [f"gpu{number + 1}" for number in range(max(options.hosts))]
-    for words in (["wheels"], ["hub"], ["up", FLEET, *names, "hub"]):
+    containers = max(options.hosts)
+    for words in (["wheels"], ["hub"], ["up", FLEET, "hub", *(f"gpu{number + 1}" for number in range(containers))]):
         bench(*words)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-no-change-") as folder:
             place = Path(folder)
-            write_inventory(place / "all.json", min(len(ports()), max(options.hosts)))
+            write_inventory(place / "all.json", containers, containers)
             play(place / "all.json", PLAYBOOK)
             measure(place, options.hosts, options.repetitions)
             if options.names:
-                measure_memory(place, options.names)
+                measure_memory(place, containers, options.names)
     finally:
         if not options.keep:
             bench("down", FLEET)
