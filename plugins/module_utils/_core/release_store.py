@@ -183,7 +183,7 @@ class ReleaseStore:
             (self.folder / "rolled-back").unlink(missing_ok=True)
         earlier = before if proven is None else proven
         if earlier not in (None, release_id, self.linked("previous")):
-            self._link("previous", t.cast("str", earlier))
+            self._link("previous", earlier)
         self._link("current", release_id)
 
     def return_to(self, release_id: str) -> None:
