@@ -134,7 +134,7 @@ def test_a_host_of_the_clients_choice_and_another_protocol_do_not_reach_the_engi
 def test_a_drain_lets_streams_finish_and_sends_new_requests_elsewhere(operator: Operator, front: Front) -> None:
     slow_down(operator, "answer=endless", "token-seconds=0.5")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        streams = [pool.submit(front.complete, "go on", stream=True, tokens=50) for _ in range(4)]
+        streams = [pool.submit(front.complete, "go on", stream=True, tokens=100) for _ in range(4)]
         wait_for(lambda: server(operator, "gpu1")["in_flight"] >= 1, 20)
         drained = server(operator, "gpu1", state="drain")
         assert (drained["was"], drained["state"], drained["changed"]) == ("ready", "drain", True)
@@ -149,7 +149,7 @@ def test_a_drain_lets_streams_finish_and_sends_new_requests_elsewhere(operator: 
 def test_a_drain_that_lasts_too_long_says_what_it_waits_for(operator: Operator, front: Front) -> None:
     slow_down(operator, "answer=endless", "token-seconds=0.5")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        streams = [pool.submit(front.complete, "go on", stream=True, tokens=60) for _ in range(2)]
+        streams = [pool.submit(front.complete, "go on", stream=True, tokens=100) for _ in range(2)]
         wait_for(lambda: server(operator, "gpu1")["in_flight"] >= 1, 20)
         late = server(operator, "gpu1", state="drain", wait="drained", timeout=1)
         assert [request.result().lost for request in streams] == ["", ""]
@@ -161,7 +161,7 @@ def test_a_reload_drops_nothing_and_keeps_a_server_out(operator: Operator, front
     lb = operator.hosts["lb"]
     main_pid = lb.check_output("systemctl show --value --property=MainPID haproxy")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        streams = [pool.submit(front.complete, "go on", stream=True, tokens=150) for _ in range(2)]
+        streams = [pool.submit(front.complete, "go on", stream=True, tokens=240) for _ in range(2)]
         wait_for(lambda: server(operator, "gpu1")["in_flight"] >= 1, 20)
         server(operator, "gpu1", state="drain")
         play = operator.play("balancer", variables={**RECIPE, "balancer_slow_start": 3})
