@@ -77,9 +77,13 @@ def plays(operator: Operator) -> dict[str, Play]:
 
 
 @pytest.fixture(autouse=True)
-def deployed(operator: Operator, plays: dict[str, Play]) -> t.Iterator[None]:
-    """Both servers take requests, before each test and again after it."""
+def deployed(plays: dict[str, Play]) -> None:
     assert [play.status for play in plays.values()] == [0, 0, 0, 0]
+
+
+@pytest.fixture
+def disturbed(operator: Operator) -> t.Iterator[None]:
+    """Both servers take requests again after the test."""
     yield
     for name in ("gpu1", "gpu2"):
         operator.hosts[name].check_output(f"rm -f {SCRIPT}")
@@ -131,10 +135,11 @@ def test_a_host_of_the_clients_choice_and_another_protocol_do_not_reach_the_engi
     assert raw(front, "/v1/models", "Host: vllm", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")[0] == 200
 
 
+@pytest.mark.usefixtures("disturbed")
 def test_a_drain_lets_streams_finish_and_sends_new_requests_elsewhere(operator: Operator, front: Front) -> None:
     slow_down(operator, "answer=endless", "token-seconds=0.5")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        streams = [pool.submit(front.complete, "go on", stream=True, tokens=50) for _ in range(4)]
+        streams = [pool.submit(front.complete, "go on", stream=True, tokens=100) for _ in range(4)]
         wait_for(lambda: server(operator, "gpu1")["in_flight"] >= 1, 20)
         drained = server(operator, "gpu1", state="drain")
         assert (drained["was"], drained["state"], drained["changed"]) == ("ready", "drain", True)
@@ -146,22 +151,24 @@ def test_a_drain_lets_streams_finish_and_sends_new_requests_elsewhere(operator: 
     assert empty["in_flight"] == 0 and not empty["changed"]
 
 
+@pytest.mark.usefixtures("disturbed")
 def test_a_drain_that_lasts_too_long_says_what_it_waits_for(operator: Operator, front: Front) -> None:
     slow_down(operator, "answer=endless", "token-seconds=0.5")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        streams = [pool.submit(front.complete, "go on", stream=True, tokens=60) for _ in range(2)]
+        streams = [pool.submit(front.complete, "go on", stream=True, tokens=100) for _ in range(2)]
         wait_for(lambda: server(operator, "gpu1")["in_flight"] >= 1, 20)
         late = server(operator, "gpu1", state="drain", wait="drained", timeout=1)
         assert [request.result().lost for request in streams] == ["", ""]
     assert late["code"] == "not_drained" and "still has 1 request in flight after 1 s" in late["msg"]
 
 
+@pytest.mark.usefixtures("disturbed")
 def test_a_reload_drops_nothing_and_keeps_a_server_out(operator: Operator, front: Front) -> None:
     slow_down(operator, "answer=endless", "token-seconds=0.5")
     lb = operator.hosts["lb"]
     main_pid = lb.check_output("systemctl show --value --property=MainPID haproxy")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        streams = [pool.submit(front.complete, "go on", stream=True, tokens=150) for _ in range(2)]
+        streams = [pool.submit(front.complete, "go on", stream=True, tokens=240) for _ in range(2)]
         wait_for(lambda: server(operator, "gpu1")["in_flight"] >= 1, 20)
         server(operator, "gpu1", state="drain")
         play = operator.play("balancer", variables={**RECIPE, "balancer_slow_start": 3})
@@ -173,6 +180,7 @@ def test_a_reload_drops_nothing_and_keeps_a_server_out(operator: Operator, front
     assert "slowstart 3s" in lb.check_output("cat /etc/haproxy/haproxy.cfg")
 
 
+@pytest.mark.usefixtures("disturbed")
 def test_a_server_that_is_killed_costs_no_client_an_error(operator: Operator, front: Front) -> None:
     """Short requests: a stream that has begun ends with its server."""
     unit = Unit(operator.hosts["gpu1"])
@@ -193,6 +201,7 @@ def test_broken_configuration_is_refused_and_the_running_one_goes_on(operator: O
     assert front.complete("What is 17 + 25?").lost == ""
 
 
+@pytest.mark.usefixtures("disturbed")
 def test_a_server_that_is_healthy_and_answers_nothing_goes_down(operator: Operator) -> None:
     operator.hosts["gpu1"].check_output(f"echo answer-seconds=600 > {SCRIPT}")
     wait_for(lambda: server(operator, "gpu1")["operational"] == "down", 90)
