@@ -95,6 +95,12 @@ def running(unit: t.Mapping[str, str]) -> dict[str, t.Any]:
     }
 
 
+def last_failure() -> dict[str, t.Any]:
+    path = Path(f"/var/lib/gpufleet/{DEPLOYMENT}/last-failure.json")
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return {name: record.get(name) for name in ("release", "cause", "blocks")}
+
+
 def state() -> dict[str, t.Any]:
     unit = shown()
     return {
@@ -105,7 +111,7 @@ def state() -> dict[str, t.Any]:
         "running": running(unit) if unit["MainPID"] != "0" else "nothing",
         "answer": answer(),
         "used gpus": used_gpus(),
-        "last failure": digest(Path(f"/var/lib/gpufleet/{DEPLOYMENT}/last-failure.json")),
+        "last failure": last_failure(),
     }
 
 

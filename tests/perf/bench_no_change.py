@@ -152,7 +152,9 @@ def most_memory(inventory: Path, playbook: Path) -> Memory:
     samples: list[Memory] = []
     ended = threading.Event()
     environment = settings(inventory.with_suffix(".counts"))
-    with subprocess.Popen(command(inventory, playbook), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as controller:
+    with subprocess.Popen(
+        command(inventory, playbook), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as controller:
         watcher = threading.Thread(target=watch, args=(controller.pid, ended, samples))
         watcher.start()
         status = controller.wait()
