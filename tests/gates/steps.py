@@ -22,11 +22,12 @@ BIN = Path(sys.executable).parent
 BENCH = str(ROOT / "tests" / "bench" / "bench.py")
 # Besides the Python of .venv: each with the newest ansible-core that runs on it (.config/requirements.txt).
 OTHER_PYTHONS = ("3.12", "3.13")
+# The fleets of the scenarios, see tests/bench/fleets.
+FLEETS = ("molecule", "rollout")
 # Exit status of bench.py: this machine cannot have what was asked for.
 NOT_OFFERED = 3
 # Scenarios of `make test-all` alone.
 LEFT_TO_TEST_ALL = ("crash_loop", "orphaned_worker", "weights")
-SCENARIO_FLEETS = ("molecule", "rollout")
 # Many of them wait for processes, so they are spread over the cores.
 UNIT_TESTS = ("python", "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "tests/unit", "tests/casebook")
 TYPED = ("plugins", "tests", "molecule")
@@ -134,7 +135,7 @@ def molecule(names: t.Sequence[str], keep: bool = False, sample: bool = False) -
     """One step a scenario, and the end of the containers unless they are to be kept. A sample leaves out tests marked long."""
     environment = {**MOLECULE, "GPUFLEET_SAMPLE": "1" if sample else ""}
     steps = [Step(f"molecule: {name}", "the whole sequence", scenario_commands(name), environment) for name in names]
-    down = [tool("python", BENCH, "down", fleet) for fleet in SCENARIO_FLEETS]
+    down = [tool("python", BENCH, "down", fleet) for fleet in FLEETS]
     last = Step("molecule: remove containers", "the end of the fleets", fixed(*down), ON_PATH)
     return steps if keep else [*steps, last]
 
