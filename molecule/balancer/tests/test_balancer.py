@@ -187,7 +187,8 @@ def test_a_server_that_is_killed_costs_no_client_an_error(operator: Operator, fr
     with Load(front, short=4, streams=0) as load:
         wait_for(lambda: load.count("short") > 20, 60)
         unit.host.check_output(f"systemctl kill --kill-whom=all --signal=KILL {unit.name}")
-        wait_for(unit.answers, 60)
+        wait_for(lambda: server(operator, "gpu1")["operational"] != "up", 60)
+        wait_for(lambda: server(operator, "gpu1")["operational"] == "up", 90)
     assert load.lost == []
 
 
