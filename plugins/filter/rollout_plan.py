@@ -52,8 +52,9 @@ def _is_converged(result: t.Any) -> bool:
 
 
 def _is_in(facts: Facts) -> bool:
-    """No balancer has to be told anything of the host; without any there is nothing to tell."""
-    return not (facts.get("balancer_now") or {}).get("changed", False)
+    """No balancer holds the host out; without any there is none to ask."""
+    answers = (facts.get("balancer_now") or {}).get("results") or []
+    return all(answer.get("state") != "drain" for answer in answers)
 
 
 def _rollout_stop(

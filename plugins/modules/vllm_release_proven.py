@@ -32,6 +32,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
+    details: Whether the release is current is not looked at then, since what makes it so wrote nothing.
   diff_mode:
     support: full
 seealso:
@@ -84,7 +85,7 @@ def prove(module: AnsibleModule) -> dict[str, t.Any]:
     store = ReleaseStore(Path(module.params["root"]), deployment)
     with locked(store.folder.parent):
         current, before = store.linked("current"), store.linked("proven")
-        if current != release:
+        if current != release and not module.check_mode:
             raise VllmError(
                 f"Release {release} of {deployment} is not current, {current or 'none'} is.",
                 code="not_current",

@@ -101,7 +101,10 @@ def test_a_play_that_was_killed_before_the_restart_is_completed_by_the_next(oper
     play = operator.play("deploy-minimax", "--limit=gpu2", variables=variables)
 
     assert play.status == 0
-    assert play.tasks_changed() == {"Service | Enable and start it, or restart what runs something else"}
+    assert play.tasks_changed() == {
+        "Service | Enable and start it, or restart what runs something else",
+        "Proven | Remember the release that passed its gate",
+    }
     assert releases(host) == (current, current)
     assert Unit(host).shown("MainPID") != before
 
@@ -144,5 +147,6 @@ def test_a_deployment_after_a_stop_serves_again(operator: Operator) -> None:
     assert play.tasks_changed() <= {
         "Release | Write what runs and make it current",
         "Service | Enable and start it, or restart what runs something else",
+        "Proven | Remember the release that passed its gate",
     }
     assert all(host.service(UNIT).is_running and host.service(UNIT).is_enabled for host in operator.hosts.values())

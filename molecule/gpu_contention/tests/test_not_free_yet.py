@@ -33,13 +33,15 @@ def said_since(unit: Unit, before: str) -> list[str]:
 
 
 def test_two_that_never_leave_fail_the_start_and_the_play_and_are_left_alone(operator: Operator, units: dict[str, Unit]) -> None:
-    unit = units["gpu2"]
+    """The release that is proven does not get the GPUs either, until they are free."""
+    unit, patience = units["gpu2"], {"server_gpu_wait_timeout": 3}
+    assert operator.play("deploy-minimax", "--limit=gpu2", variables=patience).status == 0
     with (
         held(unit, "training", "--uid=nobody", "--mib=60000", "--gpu=1") as first,
         held(unit, "notebook", "", "--mib=30000", "--gpu=3") as second,
     ):
         before = unit.journal()
-        play = operator.play("deploy-minimax", "--limit=gpu2", variables={"server_gpu_wait_timeout": 3})
+        play = operator.play("deploy-minimax", "--limit=gpu2", variables={**patience, "server_environment": {"NOTE": "new"}})
         wait_for(unit.last_failure)
         said = next(line for line in said_since(unit, before) if "did not become free" in line)
         assert re.search("2 of 4 GPUs did not become free in 3 s", said)

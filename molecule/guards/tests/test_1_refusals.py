@@ -84,7 +84,11 @@ def test_check_mode_tells_what_would_be_done_and_does_nothing(operator: Operator
     before = operator.on_all(FOOTPRINT)
     play = operator.play("deploy-minimax", "--check", "--diff")
     assert play.status == 0
-    assert {"Have the weights, whole and proven", "Install the engine into its own venv", "Install the host helper"} <= play.tasks_changed()
+    assert {
+        "Have the weights, whole and proven",
+        "Have the engine in its own venv",
+        "Helper | Have the program that units run beside the engine",
+    } <= play.tasks_changed()
     assert {"Unit | Write the unit file, keeping a backup of one that was edited"} <= play.tasks_changed()
     assert "+max-num-seqs: 256" in play.output
     assert operator.on_all(FOOTPRINT) == before

@@ -23,6 +23,8 @@ def host_record(host: str, need: t.Optional[str], facts: Facts) -> dict[str, t.A
     outcome, release, health = (_mapping(facts.get(name)) for name in ("vllm_outcome", "server_release", "server_health"))
     result = outcome.get("result") or ("unchanged" if need == "nothing" else "untouched" if need else "not planned")
     before = _deployment(facts, release.get("deployment"))
+    if outcome.get("foretold"):
+        result = "would-change"
     worked_on = result not in ("unchanged", "untouched", "not planned")
     shown = release if worked_on and release else before
     health = health if worked_on and health else _mapping(facts.get("server_now"))

@@ -53,8 +53,9 @@ def released(**changes: t.Any) -> dict[str, t.Any]:
     ("need", "facts"),
     [
         ("nothing", CONVERGED),
-        ("nothing", with_(balancer_now={"changed": False})),
-        ("settle", with_(balancer_now={"changed": True})),
+        ("nothing", with_(balancer_now={"skipped": True})),
+        ("nothing", with_(balancer_now={"results": [{"state": "ready"}, {"state": "maint"}]})),
+        ("settle", with_(balancer_now={"results": [{"state": "ready"}, {"state": "drain"}]})),
         ("settle", with_(host_helper={"converged": False})),
         ("settle", with_(engine_venv={"converged": False})),
         ("settle", with_(weights_snapshot={"converged": False})),
@@ -138,6 +139,12 @@ def test_the_report_says_of_each_host_what_became_of_it() -> None:
     }
     assert (records["gpu3"]["level"], records["gpu3"]["phases"]) == ("answering", [])
     assert records["gpu1"]["failure"]["evidence"] == FAILURE["evidence"], "programs get all of it"
+
+
+def test_check_mode_deploys_nothing_and_says_so() -> None:
+    fleet = {"gpu1": {**FLEET["gpu2"], "vllm_outcome": {"result": "deployed", "foretold": True}}}
+    [record] = FILTERS["fleet_report"](fleet, ["gpu1"], {"needs": {"gpu1": "first"}})
+    assert record["result"] == "would-change" and "first-release" in record["changed"]
 
 
 def test_the_table_has_a_line_a_host_and_below_it_why_hosts_failed() -> None:

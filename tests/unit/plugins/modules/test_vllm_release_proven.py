@@ -44,6 +44,10 @@ def test_the_release_that_passed_is_remembered_once_as_check_mode_foretold(prove
     assert not prove(SECOND)["changed"]
 
 
+def test_a_run_that_only_asks_says_what_would_be_proven_before_anything_was_written(prove: Prove, store: ReleaseStore) -> None:
+    assert prove("0123456789ab", check=True)["changed"] and store.linked("proven") is None
+
+
 def test_a_release_that_is_not_current_any_more_is_refused_and_what_was_proven_stays(prove: Prove, store: ReleaseStore) -> None:
     prove(SECOND)
     store.switch(FIRST)
