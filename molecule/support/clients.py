@@ -97,4 +97,4 @@ class Load:
             self.requests.append(request)
             if request.lost:
                 connection.close()
-            self._over.wait(0.05)
+            self._over.wait(0.1)

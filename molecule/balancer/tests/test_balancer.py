@@ -187,7 +187,8 @@ def test_a_server_that_is_killed_costs_no_client_an_error(operator: Operator, fr
     with Load(front, short=4, streams=0) as load:
         wait_for(lambda: load.count("short") > 20, 60)
         unit.host.check_output(f"systemctl kill --kill-whom=all --signal=KILL {unit.name}")
-        wait_for(unit.answers, 60)
+        wait_for(lambda: server(operator, "gpu1")["operational"] != "up", 60)
+        wait_for(lambda: server(operator, "gpu1")["operational"] == "up", 90)
     assert load.lost == []
 
 
@@ -196,7 +197,7 @@ def test_broken_configuration_is_refused_and_the_running_one_goes_on(operator: O
     files = "find /etc/haproxy /etc/systemd/system/haproxy.service.d -type f | sort | xargs sha256sum"
     before = lb.check_output(files)
     play = operator.play("balancer", variables={**RECIPE, "balancer_certificate": "/etc/haproxy/none.pem"})
-    assert play.status != 0 and "none.pem" in play.failures["lb"], play.output
+    assert play.status != 0 and "none.pem" in play.output
     assert lb.check_output(files) == before
     assert front.complete("What is 17 + 25?").lost == ""
 
