@@ -22,8 +22,6 @@ from support.plays import all_tasks, play, template
 from support.rollout import Rollout
 from support.running import HOST_PROGRAM, ROOT
 
-pytestmark = pytest.mark.long
-
 HOSTS = ("h1", "h2", "h3", "h4")
 SYSTEMCTL = b"#!/bin/sh\necho LoadState=not-found\n"
 # An engine that tells what it was started with, and what the options in its file come to.
@@ -92,7 +90,7 @@ def test_each_hosts_own_address_is_used_wherever_the_question_is_asked_from(tmp_
 def test_no_host_is_asked_for_its_health_from_elsewhere() -> None:
     delegated = {place: task for place, task in all_tasks() if "delegate_to" in task or "local_action" in task}
     asking = {word for task in delegated.values() for word in task if "." in word}
-    assert asking == {"gpufleet.vllm.haproxy_server", "ansible.builtin.copy"}
+    assert asking == {"gpufleet.vllm.haproxy_server", "ansible.builtin.copy", "ansible.builtin.set_fact"}
     assert "ansible_host" not in json.dumps(list(delegated.values()))
 
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import random
 import shutil
 import signal
@@ -277,9 +278,9 @@ def test_a_transfer_that_stands_still_is_repeated_and_the_play_sees_why(bench: B
     bench.faults({"match": f"/cdn/.*{SHARDS[2]}", "stall": 60, "times": 2})
     progress = tmp_path / "progress"
     run = Run(bench, stall_timeout=1, retry_timeout=20, progress_path=str(progress))
-    wait_for(lambda: progress.exists() and "again" in progress.read_text())
-    said = json.loads(progress.read_text())["what"]
-    assert said.startswith(f"trying 1 files again in 1 s: {SHARDS[2]}: no byte arrived for 1 s")
+    # On a busy machine others may stand still for a second, too.
+    said = rf"trying \d+ files again in \d+ s: .*{SHARDS[2]}: no byte arrived for 1 s"
+    wait_for(lambda: progress.exists() and re.search(said, progress.read_text()))
     assert run.answer()["shards"]["present"] == SHARDS
 
 
