@@ -9,8 +9,8 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import random
+import re
 import shutil
 import signal
 import subprocess
