@@ -178,7 +178,8 @@ def balanced(tmp_path: Path) -> t.Iterator[Balanced]:
         found = Balanced(tmp_path, t.cast("subprocess.Popen[bytes]", None))
         found.configure(f"gpu1 127.0.0.1:{server.server_port}", f"gpu2 127.0.0.1:{taken.getsockname()[1]}")
         with subprocess.Popen(command, stderr=(tmp_path / "log").open("wb"), cwd=tmp_path) as process:
-            wait_for((tmp_path / "admin.sock").exists)
+            # The socket is there before somebody listens to it.
+            wait_for(lambda: found.ask().get("state") == "ready")
             yield found._replace(process=process)
             process.terminate()
         server.shutdown()
