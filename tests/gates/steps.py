@@ -27,7 +27,7 @@ FLEETS = ("molecule", "rollout")
 # Exit status of bench.py: this machine cannot have what was asked for.
 NOT_OFFERED = 3
 # Scenarios of `make test-all` alone.
-LEFT_TO_TEST_ALL = ("balancer", "crash_loop", "gpu_contention", "model_swap", "orphaned_worker", "weights")
+LEFT_TO_TEST_ALL = ("balancer", "crash_loop", "gpu_contention", "kill_anywhere", "model_swap", "orphaned_worker", "weights")
 # Many of them wait for processes, so they are spread over the cores.
 UNIT_TESTS = ("python", "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "tests/unit", "tests/casebook")
 TYPED = ("plugins", "tests", "molecule")
