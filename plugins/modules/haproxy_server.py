@@ -194,7 +194,7 @@ def apply(module: AnsibleModule, balancer: Balancer) -> dict[str, t.Any]:
     if module.params["wait"] != "none" and not module.check_mode:
         pace: dict[str, t.Any] = {"timeout": module.params["timeout"], "clock": time.monotonic, "sleep": time.sleep}
         try:
-            _, waited = wait_for(module.params["wait"], balancer.server, balancer.backend, **pace)
+            _server, waited = wait_for(module.params["wait"], balancer.server, balancer.backend, **pace)
         except VllmError as exc:
             exc.details.update(changed=changed, was=before.state)
             raise

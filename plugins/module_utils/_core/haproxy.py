@@ -182,7 +182,7 @@ def _in_flight(row: t.Mapping[str, str]) -> tuple[str, int]:
 
 def _operational(status: str) -> str:
     """From words such as ``UP``, ``UP 1/2``, ``DOWN 1/2``, ``MAINT (resolution)`` or ``no check``."""
-    word, _, progress = status.partition(" ")
+    word, _blank, progress = status.partition(" ")
     known = _OPERATIONAL.get(status) or _OPERATIONAL.get(word, "unknown")
     if progress[:1].isdigit():
         return {"UP": "failing", "DRAIN": "failing", "DOWN": "recovering"}.get(word, known)
@@ -198,7 +198,7 @@ def _last_check(row: t.Mapping[str, str]) -> str:
 
 
 def _rows_of_old_workers(ask_master: Exchange, backend: str) -> t.Iterator[dict[str, str]]:
-    _, _, old = ask_master("show proc").partition("# old workers")
+    old = ask_master("show proc").partition("# old workers")[2]
     for line in old.splitlines():
         pid = line.split()[0] if line.split() else ""
         if line.startswith("#"):
