@@ -9,6 +9,8 @@ import typing as t
 
 from ansible.errors import AnsibleFilterError
 
+from ..module_utils._core.text_table import aligned
+
 __all__ = ["FilterModule"]
 
 Row = tuple[str, ...]
@@ -21,9 +23,7 @@ _NO_WEIGHTS = {"path_missing", "nothing_to_prove"}
 def _weights_table(results: t.Mapping[str, t.Any]) -> list[str]:
     if not isinstance(results, t.Mapping):
         raise AnsibleFilterError(f"weights_table takes what model_verify returned by host, not {type(results).__name__}.")
-    rows = [_HEAD, *(row for host, result in results.items() for row in _rows(str(host), result))]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [_line(row, widths) for row in rows]
+    return aligned(_HEAD, (row for host, result in results.items() for row in _rows(str(host), result)), _RIGHT)
 
 
 def _rows(host: str, result: t.Optional[t.Mapping[str, t.Any]]) -> list[Row]:
@@ -41,11 +41,6 @@ def _row(host: str, snapshot: t.Mapping[str, t.Any]) -> Row:
     verdict = snapshot["state"] if not counted else counted if snapshot["state"] == "damaged" else f"{snapshot['state']}, {counted}"
     names = (snapshot["repo_id"] or snapshot["path"], snapshot["commit"][:12] or "-", snapshot["level"] or "-")
     return (host, *names, str(snapshot["files"]), f"{snapshot['bytes'] / 1e9:.1f}", verdict)
-
-
-def _line(row: Row, widths: t.Sequence[int]) -> str:
-    cells = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in zip(_HEAD, row, widths)]
-    return "  ".join(cells).rstrip()
 
 
 class FilterModule:

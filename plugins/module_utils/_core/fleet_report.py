@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from .text_table import aligned
+
 __all__ = ["host_record", "outcome_of", "table"]
 
 Facts = t.Mapping[str, t.Any]
@@ -57,10 +59,8 @@ def table(records: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
 
     No cell holds a single space, since Ansible's YAML breaks long lines there.
     """
-    rows = [_HEAD, *(_row(record) for record in records)]
-    widths = [max(map(len, column)) for column in zip(*rows)]
     failures = [record for record in records if record.get("failure")]
-    return [*(_line(row, widths) for row in rows), *(line for record in failures for line in _failure(record))]
+    return [*aligned(_HEAD, map(_row, records), _RIGHT), *(line for record in failures for line in _failure(record))]
 
 
 def _row(record: t.Mapping[str, t.Any]) -> tuple[str, ...]:
@@ -89,11 +89,6 @@ def _failure(record: t.Mapping[str, t.Any]) -> t.Iterator[str]:
         yield f"  GPU {gpu} is held by {who} with {(process['bytes'] or 0) / 1e9:.1f} GB"
     if failure.get("returned"):
         yield f"  {failure['returned']}"
-
-
-def _line(row: t.Sequence[str], widths: t.Sequence[int]) -> str:
-    cells = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in zip(_HEAD, row, widths)]
-    return "  ".join(cells).rstrip()
 
 
 def _changed(facts: Facts, outcome: Facts) -> list[str]:
