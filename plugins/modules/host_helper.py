@@ -91,80 +91,88 @@ import typing as t
 import zipfile
 import zlib
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _nvml, _processes
-from ..module_utils._core import (
-    diagnose,
-    durable,
-    effects,
-    errors,
-    failures,
-    gpu_arrival,
-    gpu_choice,
-    gpu_details,
-    gpu_links,
-    gpu_names,
-    gpu_readings,
-    gpu_threshold,
-    gpu_verdict,
-    gpu_wait,
-    gpus,
-    host_files,
-    journal,
-    log_lines,
-    nvml_calls,
-    nvml_failure,
-    nvml_minimal,
-    pci,
-    phases,
-    procs,
-    reap,
-    restart_pause,
-    unit,
-    unit_check,
-)
 from ..module_utils._zipapp import zip_application
 
-_CORE = (
-    diagnose,
-    durable,
-    effects,
-    errors,
-    failures,
-    gpu_arrival,
-    gpu_choice,
-    gpu_details,
-    gpu_links,
-    gpu_names,
-    gpu_readings,
-    gpu_threshold,
-    gpu_verdict,
-    gpu_wait,
-    gpus,
-    host_files,
-    journal,
-    log_lines,
-    nvml_calls,
-    nvml_failure,
-    nvml_minimal,
-    pci,
-    phases,
-    procs,
-    reap,
-    restart_pause,
-    unit,
-    unit_check,
+# Ansible packs for the host what is imported by name, even where that import is never made: the program is these files, not this process.
+if t.TYPE_CHECKING:
+    from ..module_utils import _nvml, _processes  # noqa: F401
+    from ..module_utils._core import (  # noqa: F401
+        diagnose,
+        durable,
+        effects,
+        errors,
+        failures,
+        gpu_arrival,
+        gpu_choice,
+        gpu_details,
+        gpu_links,
+        gpu_names,
+        gpu_readings,
+        gpu_threshold,
+        gpu_verdict,
+        gpu_wait,
+        gpus,
+        host_files,
+        journal,
+        log_lines,
+        nvml_calls,
+        nvml_failure,
+        nvml_minimal,
+        pci,
+        phases,
+        procs,
+        reap,
+        restart_pause,
+        unit,
+        unit_check,
+    )
+
+_PARTS = (
+    "_nvml",
+    "_processes",
+    "_core/diagnose",
+    "_core/durable",
+    "_core/effects",
+    "_core/errors",
+    "_core/failures",
+    "_core/gpu_arrival",
+    "_core/gpu_choice",
+    "_core/gpu_details",
+    "_core/gpu_links",
+    "_core/gpu_names",
+    "_core/gpu_readings",
+    "_core/gpu_threshold",
+    "_core/gpu_verdict",
+    "_core/gpu_wait",
+    "_core/gpus",
+    "_core/host_files",
+    "_core/journal",
+    "_core/log_lines",
+    "_core/nvml_calls",
+    "_core/nvml_failure",
+    "_core/nvml_minimal",
+    "_core/pci",
+    "_core/phases",
+    "_core/procs",
+    "_core/reap",
+    "_core/restart_pause",
+    "_core/unit",
+    "_core/unit_check",
 )
 
 
-def _source(part: t.Any) -> str:
-    """The text of a module, from the folder or from the archive that it was imported from."""
-    text = part.__loader__.get_source(part.__name__)
+def _source(part: str) -> str:
+    """The text of one of the collection's files, from the folder or from the archive that Ansible sent."""
+    name = f"{zip_application.__module__.rpartition('.')[0]}.{part.replace('/', '.')}"
+    found: t.Any = find_spec(name)
+    text = found and found.loader.get_source(name)
     if not text:
-        raise ImportError(f"{part.__name__} came without its source.")
+        raise ImportError(f"{name} came without its source.")
     return str(text)
 
 
@@ -174,10 +182,8 @@ def application(python: str, main: str) -> bytes:
         "__main__.py": main,
         "gpufleet_host/__init__.py": "",
         "gpufleet_host/_core/__init__.py": "",
-        "gpufleet_host/_nvml.py": _source(_nvml),
-        "gpufleet_host/_processes.py": _source(_processes),
+        **{f"gpufleet_host/{part}.py": _source(part) for part in _PARTS},
     }
-    files.update({f"gpufleet_host/_core/{part.__name__.rpartition('.')[2]}.py": _source(part) for part in _CORE})
     return zip_application(files, f"{python} -I")
 
 

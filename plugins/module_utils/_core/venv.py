@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from .effects import Clock, CommandResult, Sleep
 from .errors import VllmError
+from .redaction import HIDDEN, without_secrets
 
 __all__ = [
     "BUILDING",
@@ -155,11 +156,9 @@ def secrets_of(texts: t.Iterable[str]) -> list[str]:
     return sorted(found | {unquote(part) for part in found}, key=len, reverse=True)
 
 
-def redact(text: str, secrets: t.Iterable[str]) -> str:
+def redact(text: str, secrets: t.Collection[str]) -> str:
     """The text with every secret, and every login in an address, starred out."""
-    for secret in secrets:
-        text = text.replace(secret, "****")
-    return re.sub(r"(://)[^/\s@\"']+@", r"\1****@", text)
+    return re.sub(r"(://)[^/\s@\"']+@", rf"\1{HIDDEN}@", str(without_secrets(text, secrets)))
 
 
 def uv_environment(source: Source, python_dir: str, cache_dir: str) -> dict[str, str]:

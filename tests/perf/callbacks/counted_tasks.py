@@ -25,7 +25,18 @@ description:
 
 FACTS = ("gather_facts", "ansible.builtin.gather_facts", "setup", "ansible.builtin.setup")
 # They answer from what the controller knows.
-ON_CONTROLLER = {"add_host", "assert", "debug", "fail", "group_by", "include_vars", "meta", "set_fact", "set_stats"}
+ON_CONTROLLER = {
+    "add_host",
+    "assert",
+    "debug",
+    "fail",
+    "group_by",
+    "include_vars",
+    "meta",
+    "set_fact",
+    "set_stats",
+    "validate_argument_spec",
+}
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]

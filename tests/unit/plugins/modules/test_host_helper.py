@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.running import HOST_PROGRAM, Answer, environment, run_module
+from support.running import HOST_PROGRAM, ROOT, Answer, environment, run_module
 
 Helper = t.Callable[..., Answer]
 
@@ -107,6 +107,15 @@ def test_whatever_a_packed_file_imports_is_packed_and_nothing_else(helper: Helpe
     wanted = set().union(*(imports_of(name, text) for name, text in texts.items()))
     packages = {"__main__.py", "gpufleet_host/__init__.py", "gpufleet_host/_core/__init__.py"}
     assert wanted | packages == set(texts)
+
+
+def test_whatever_is_packed_is_named_for_ansible_to_send(helper: Helper, tmp_path: Path) -> None:
+    helper()
+    with zipfile.ZipFile(tmp_path / "gpufleet-host") as packed:
+        parts = {Path(name).stem for name in packed.namelist()} - {"__main__", "__init__"}
+    module = ast.parse((ROOT / "plugins" / "modules" / "host_helper.py").read_text())
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.level]
+    assert parts <= {alias.name for node in imports for alias in node.names}
 
 
 def test_a_variable_of_the_host_does_not_reach_into_the_program(helper: Helper, tmp_path: Path) -> None:
