@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One story, told in order: clients ask without a pause while releases are rolled out, and never notice.
 
-A sample goes from the first release to the one that fails: what a good rollout does, its first hosts and the last chapter show as well.
+A sample goes from the first release to the one that fails, and ends with the one that is right: its hosts show a good rollout as well.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def story(operator: Operator) -> t.Iterator[Story]:
         story.deploy("bad", variables=THIRD, host_variables=FAULT)
         operator.hosts["gpu6"].check_output(f"systemctl stop {story.units['gpu6'].name}")
         story.deploy("rest", variables=THIRD)
-        story.deploy("again", variables=THIRD)
+        if not SAMPLE:
+            story.deploy("again", variables=THIRD)
         yield story
 
 
@@ -127,6 +128,7 @@ def test_a_host_that_does_not_serve_goes_first(story: Story) -> None:
     assert min(started, key=lambda name: started[name]) == "gpu6", started
 
 
+@pytest.mark.long
 def test_then_nothing_is_left_to_do(story: Story) -> None:
     assert story.plays["again"].status == 0
     assert story.restarted("again", since="rest") == []
