@@ -53,8 +53,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> t.Generator[None, pytest.Tes
     if report.when == "call" and report.failed:
         for host in hosts.values():
             for title, command in (("units", UNITS), ("journal", JOURNAL)):
-                report.sections.append((f"{title} of {host.backend.get_pytest_id()}", host.run(command).stdout))
+                report.sections.append((f"{title} of {host.backend.get_pytest_id()}", said_by(host, command)))
     return report
+
+
+def said_by(host: t.Any, command: str) -> str:
+    """What it prints, or why the host cannot be asked: testinfra raises where ssh itself fails."""
+    try:
+        return str(host.run(command).stdout)
+    except RuntimeError as exc:
+        return str(exc)
 
 
 class Play(t.NamedTuple):

@@ -5,9 +5,10 @@
 """What a run of deploy-minimax.yml costs that changes nothing, on 1, 2, 4 and 8 hosts; beside a bare play with as many tasks.
 
 The hosts are containers of tests/bench/fleets/bench.yml: each has its own systemd, its own engine and its own ssh connection. They share
-the cores with the controller, so what is done on a host costs here what it does not cost a fleet; both plays have that in common. The bare
-play gathers the same facts and then pings as often as the run asks a host for something. Runs take turns, so that a busy machine is the
-same for both: believe the ratios.
+the cores with the controller, so what is done on a host costs here what it does not cost a fleet; all plays have that in common. A bare
+play gathers the same facts and then asks as often as the run asks a host for something: with one module of ansible-core for each question,
+as the run has, or with ping alone, which is packed once for the whole play. Runs take turns, so that a busy machine is the same for all:
+believe the ratios.
 
 Memory is that of more hosts than there are: many names for each container, in a connection that they share. Of the processes' memory only
 what they do not share is counted twice (the kernel's PSS).
@@ -33,6 +34,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "tests" / "bench"
 FLEET = os.environ.get("GPUFLEET_BENCH_FLEET", "bench")
 PLAYBOOK = ROOT / "playbooks" / "deploy-minimax.yml"
+# Modules that ask for next to nothing and change nothing.
+LEAST: tuple[dict[str, t.Any], ...] = (
+    {"ansible.builtin.ping": {}},
+    {"ansible.builtin.stat": {"path": "/"}},
+    {"ansible.builtin.slurp": {"src": "/etc/hostname"}},
+    {"ansible.builtin.getent": {"database": "passwd", "key": "root"}},
+    {"ansible.builtin.find": {"paths": "/etc", "patterns": "hostname"}},
+    {"ansible.builtin.file": {"path": "/etc/hostname"}},
+    {"ansible.builtin.command": {"argv": ["true"]}, "changed_when": False},
+    {"ansible.builtin.systemd_service": {"name": "ssh"}},
+)
 TARGET_TASKS, TARGET_RATIO = 15, 2.0
 SAMPLING = 0.25
 
@@ -82,11 +94,11 @@ def write_inventory(path: Path, count: int, containers: int) -> None:
     path.write_text(json.dumps({"gpu_hosts": {"hosts": hosts, "vars": {**given, **connection}}}))
 
 
-def write_bare_play(path: Path, tasks: int) -> None:
-    """The facts that the playbook gathers, and then so many of the least that a module can be."""
+def write_bare_play(path: Path, questions: t.Sequence[t.Mapping[str, t.Any]]) -> None:
+    """The facts that the playbook gathers, and then these."""
     planned = yaml.safe_load((ROOT / "playbooks" / "deploy.yml").read_text())[0]
-    pings = [{"ansible.builtin.ping": {}, "become": True}] * tasks
-    path.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": True, "gather_subset": planned["gather_subset"], "tasks": pings}]))
+    tasks = [{**question, "become": True} for question in questions]
+    path.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": True, "gather_subset": planned["gather_subset"], "tasks": tasks}]))
 
 
 # -- a run -----------------------------------------------------------------------------------------------------------------------
@@ -192,20 +204,28 @@ def take_turns(inventories: t.Mapping[int, Path], playbooks: t.Sequence[Path], r
 
 def measure(place: Path, counts: t.Sequence[int], repetitions: int) -> None:
     print(f"{PLAYBOOK.name} changing nothing, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {repetitions}:")
-    bare = place / "bare.yml"
     inventories = {count: place / f"hosts-{count}.json" for count in counts}
     for count, inventory in inventories.items():
         write_inventory(inventory, count, count)
     run = play(inventories[counts[0]], PLAYBOOK)
     say("tasks of a host after its facts, that ask it", str(run.asked), f"target {TARGET_TASKS}; {run.tasks} with the controller's own")
-    write_bare_play(bare, run.asked)
-    ours, theirs = take_turns(inventories, [PLAYBOOK, bare], repetitions)
-    for count in counts:
-        times = statistics.median(one / other for one, other in zip(ours[count], theirs[count]))
-        figures = f"{statistics.median(ours[count]):.1f} / {statistics.median(theirs[count]):.1f} s"
-        say(f"{hosts(count)}: the run / the bare play", figures, f"{times:.2f} times, target {TARGET_RATIO:g}")
-    own, other = (slope({count: statistics.median(values) for count, values in seconds.items()}) for seconds in (ours, theirs))
-    say("each further host: the run / the bare play", f"{own:.2f} / {other:.2f} s", f"{own / other:.2f} times" if other else "")
+    bare = {"a bare play": LEAST[: run.asked], "pings": LEAST[:1] * run.asked}
+    paths = [place / f"{name.replace(' ', '-')}.yml" for name in bare]
+    for path, questions in zip(paths, bare.values()):
+        write_bare_play(path, questions)
+    ours, *theirs = take_turns(inventories, [PLAYBOOK, *paths], repetitions)
+    for name, others in zip(bare, theirs):
+        compare(name, ours, others)
+
+
+def compare(name: str, ours: t.Mapping[int, list[float]], others: t.Mapping[int, list[float]]) -> None:
+    """The run beside another play, by the number of hosts."""
+    for count in ours:
+        times = statistics.median(one / other for one, other in zip(ours[count], others[count]))
+        figures = f"{statistics.median(ours[count]):.1f} / {statistics.median(others[count]):.1f} s"
+        say(f"{hosts(count)}: the run / {name}", figures, f"{times:.2f} times, target {TARGET_RATIO:g}")
+    own, other = (slope({count: statistics.median(values) for count, values in seconds.items()}) for seconds in (ours, others))
+    say(f"each further host: the run / {name}", f"{own:.2f} / {other:.2f} s", f"{own / other:.2f} times" if other else "")
 
 
 def measure_memory(place: Path, containers: int, names: int) -> None:
