@@ -17,6 +17,7 @@ what they do not share is counted twice (the kernel's PSS).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -209,7 +210,7 @@ def measure(place: Path, counts: t.Sequence[int], repetitions: int) -> None:
         write_inventory(inventory, count, count)
     run = play(inventories[counts[0]], PLAYBOOK)
     say("tasks of a host after its facts, that ask it", str(run.asked), f"target {TARGET_TASKS}; {run.tasks} with the controller's own")
-    bare = {"a bare play": LEAST[: run.asked], "pings": LEAST[:1] * run.asked}
+    bare = {"a bare play": tuple(itertools.islice(itertools.cycle(LEAST), run.asked)), "pings": LEAST[:1] * run.asked}
     paths = [place / f"{name.replace(' ', '-')}.yml" for name in bare]
     for path, questions in zip(paths, bare.values()):
         write_bare_play(path, questions)
