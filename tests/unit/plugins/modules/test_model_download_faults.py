@@ -97,7 +97,11 @@ def contents_asked_for(bench: Bench) -> list[str]:
 
 def leftovers(models: Path) -> list[Path]:
     """What is there besides models and the lock files beside them."""
-    return [path for path in models.rglob("*") if "incomplete" in path.name or ".lock." in path.name]
+    return [path for path in models.rglob("*") if "incomplete" in path.name] + records_of_writers(models)
+
+
+def records_of_writers(models: Path) -> list[Path]:
+    return list(models.rglob(".*.lock.*"))
 
 
 def test_killed_at_ten_random_moments_nothing_looks_whole_and_only_the_rest_is_fetched(tmp_path: Path) -> None:
@@ -113,8 +117,9 @@ def test_killed_at_ten_random_moments_nothing_looks_whole_and_only_the_rest_is_f
             wait_for(bench.models.exists)
             time.sleep(moment)
             run.kill()
-            had = finished(bench, bench.folder if bench.folder.exists() else staging(bench))
-            if bench.folder.exists():
+            whole = bench.folder.exists()
+            had = finished(bench, bench.folder if whole else staging(bench))
+            if whole:
                 assert (bench.folder / ".gpufleet-receipt.json").exists()
                 assert had == wanted(bench)
             bench.faults()
@@ -124,12 +129,37 @@ def test_killed_at_ten_random_moments_nothing_looks_whole_and_only_the_rest_is_f
             assert set(contents_asked_for(bench)) == set(SHARDS) - had
             assert answer["shards"]["present"] == SHARDS
             assert finished(bench, bench.folder) == wanted(bench)
-            assert leftovers(bench.models) == []
+            # Where the model was whole already, the run had nothing to write, and left the record of the killed one to the next writer.
+            assert leftovers(bench.models) == (records_of_writers(bench.models) if whole else [])
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         runs = [pool.submit(kill_and_go_on, moment) for moment in moments]
     failures = [f"after {moment:.3f} s: {run.exception()}" for moment, run in zip(moments, runs) if run.exception()]
     assert not failures, f"seed {seed}\n" + "\n".join(failures)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from ansible_collections.gpufleet.vllm.plugins.module_utils._writer_lock import writer_lock
+with writer_lock(Path(sys.argv[1]), timeout=0, report=print):
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_killed_when_all_was_in_place_the_model_counts_and_the_next_writer_removes_the_record(bench: Bench) -> None:
+    bench.run()
+    lock = bench.models / f".{bench.commit}.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+    ) as killed:
+        assert killed.stdout and killed.stdout.readline() == b"\n"
+        killed.kill()
+    (record,) = records_of_writers(bench.models)
+    assert (bench.run()["changed"], records_of_writers(bench.models)) == (False, [record])
+    (bench.folder / SHARDS[0]).unlink()
+    assert (bench.run()["fetched"], records_of_writers(bench.models)) == ([SHARDS[0]], [])
 
 
 def test_a_writer_waits_for_another_and_goes_on_where_that_was_killed(bench: Bench, tmp_path: Path) -> None:
