@@ -42,7 +42,7 @@ REGISTERED = {
     "server_release": {"unit_loaded": True, "changed": True, "release": "b", "proven": "a"},
     "server_failure": {"return_to": "a"},
     "server_now": {"ready": True},
-    "host_helper": {"changed": True},
+    "host_helper": {"changed": True, "converged": False},
     "engine_venv": {"changed": True, "dest": "/opt/gpufleet/engines/vllm-0.33.0"},
     "vllm_reason_to_stop": "gpu1 failed",
     "vllm_unreachable": ["gpu1"],
@@ -52,7 +52,7 @@ REGISTERED = {
     "vllm_leaves_service": True,
     "server_returned": True,
     "server_listeners": {"listeners": [{"name": "python3", "unit": None, "pid": 7}]},
-    "weights_snapshot": {"changed": True, "path": "/models/m"},
+    "weights_snapshot": {"changed": True, "converged": False, "path": "/models/m"},
     "weights_verdict": {"failed": True, "proven": False, "code": "path_missing"},
     "item": "kimi-k2",
 }

@@ -55,7 +55,7 @@ def test_half_of_a_batch_that_fails_stops_it_and_the_same_command_again_does_wha
 
     done = rollout.run(vllm_batches=[2], vllm_serving_floor=1)
     assert done.status == 0
-    assert done.hosts("server/main") == ["h2", "h3", "h4"]
+    assert sorted(done.hosts("server/main")) == ["h2", "h3", "h4"]
     assert done.serves == dict.fromkeys(HOSTS, "new")
 
 
@@ -74,6 +74,14 @@ def test_failures_within_the_budget_let_it_go_on_and_what_is_for_once_is_done_on
         ("h3", "deployed"),
         ("h4", "deployed"),
     ]
+
+
+def test_what_a_host_has_whole_is_not_brought_again(rollout: Rollout) -> None:
+    done = rollout.run(unprepared=["h2"], without_weights=["h2", "h3"], vllm_batches=[4], vllm_serving_floor=0)
+    assert done.status == 0
+    assert done.hosts("host/main") == ["h2"]
+    assert sorted(done.hosts("weights/main")) == ["h2", "h3"]
+    assert sorted(done.hosts("server/main")) == list(HOSTS)
 
 
 def test_each_hosts_own_address_is_used_wherever_the_question_is_asked_from(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ FLEETS = ("molecule", "rollout")
 NOT_OFFERED = 3
 # Scenarios of `make test-all` alone.
 LEFT_TO_TEST_ALL = ("balancer", "crash_loop", "gpu_contention", "kill_anywhere", "model_swap", "orphaned_worker", "weights")
-# Many of them wait for processes, so they are spread over the cores.
-UNIT_TESTS = ("python", "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "tests/unit", "tests/casebook")
+# Many of them wait for processes, so there is one more at a time than there are cores.
+UNIT_TESTS = ("python", "-m", "pytest", f"--numprocesses={(os.cpu_count() or 1) + 1}", "--dist=worksteal", "tests/unit", "tests/casebook")
 TYPED = ("plugins", "tests", "molecule")
 ON_PATH = {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 MOLECULE = {**ON_PATH, "MOLECULE_GLOB": "molecule/*/molecule.yml", "ANSIBLE_FORCE_COLOR": "0", "NO_COLOR": "1", "PY_COLORS": "0"}
@@ -63,11 +63,6 @@ def with_other_python(version: str, *arguments: str) -> t.Callable[[], t.Iterato
     return commands
 
 
-def _others(sample: bool) -> tuple[str, ...]:
-    """The other Pythons; of a sample the newest."""
-    return OTHER_PYTHONS[-1:] if sample else OTHER_PYTHONS
-
-
 def with_oldest_python() -> t.Iterator[list[str]]:
     """Hosts may have a Python that the tools no longer run on: the tests run on ours and start the modules with that one."""
     python = find_python("3.9")
@@ -79,7 +74,7 @@ def with_oldest_python() -> t.Iterator[list[str]]:
 
 
 def lint(sample: bool = False) -> list[Step]:
-    """Style and types, Ansible's production profile on each ansible-core (a sample: ours and the newest), documentation, changelog."""
+    """Style and types, Ansible's production profile on each ansible-core (a sample: ours alone), documentation, changelog."""
     others = [
         Step(
             f"lint: ansible-lint, {version}",
@@ -87,7 +82,7 @@ def lint(sample: bool = False) -> list[Step]:
             with_other_python(version, "ansible-lint", "--exclude=molecule/"),  # scenarios run on one core only
             {"PATH": f"{other_venv(version) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"},
         )
-        for version in _others(sample)
+        for version in (() if sample else OTHER_PYTHONS)
     ]
     return [
         Step("lint: ruff", "style and format of Python", fixed(tool("ruff", "check"), tool("ruff", "format", "--check"))),
@@ -117,7 +112,7 @@ def units(sample: bool = False) -> list[Step]:
             "unit tests with the newer ansible-core",
             with_other_python(version, *UNIT_TESTS, *fewer),
         )
-        for version in _others(sample)
+        for version in (OTHER_PYTHONS[-1:] if sample else OTHER_PYTHONS)
     ]
     oldest = Step("units, Python 3.9", "modules on the oldest Python of a host, with the Hub client it can have", with_oldest_python)
     return [Step("units", "unit tests", fixed(tool(*UNIT_TESTS))), *others, oldest]

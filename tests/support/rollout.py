@@ -35,13 +35,13 @@ LOGGED = """
 # By role and task file: what comes after the line in the log.
 REGISTERED: dict[tuple[str, str], str] = {
     ("host", "preflight"): """
-- ansible.builtin.set_fact: {host_helper: {converged: true}}
+- ansible.builtin.set_fact: {host_helper: {converged: "{{ inventory_hostname not in unprepared }}"}}
 """,
     ("engine", "preflight"): """
 - ansible.builtin.set_fact: {engine_venv: {converged: true}}
 """,
     ("weights", "preflight"): """
-- ansible.builtin.set_fact: {weights_snapshot: {converged: true, path: /models/tiny}}
+- ansible.builtin.set_fact: {weights_snapshot: {converged: "{{ inventory_hostname not in without_weights }}", path: /models/tiny}}
 """,
     ("server", "preflight"): """
 - ansible.builtin.set_fact: {server_deployments: {deployments: [{deployment: tiny, enabled: true, gpus: []}]}}
@@ -126,6 +126,8 @@ class Rollout:
         given = {
             "folder": str(self.folder),
             "gate_fails_on": list(gate_fails_on),
+            "unprepared": [],
+            "without_weights": [],
             "vllm_recipe": str(self.folder / "recipe.yml"),
             **variables,
         }

@@ -33,10 +33,12 @@ DropIn = t.Callable[..., None]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _devices(host: t.Any) -> t.Iterator[None]:
-    host.check_output(DEVICES)
+def _devices(operator: Operator) -> t.Iterator[None]:
+    """For all hosts: by the host, it would have tests of the whole fleet run once for each."""
+    for host in operator.hosts.values():
+        host.check_output(DEVICES)
     yield
-    host.check_output(f"rm {GPU} /dev/kmsg; systemctl stop {UNIT}")
+    operator.on_all(f"rm {GPU} /dev/kmsg; systemctl stop {UNIT}")
 
 
 def probe(host: t.Any, drop_in: DropIn, *directives: str) -> dict[str, str]:
