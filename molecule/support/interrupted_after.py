@@ -30,6 +30,7 @@ description:
   - What the command ended with is written there too.
   - Counts from the first play that goes through its hosts in batches, or with E(INTERRUPTED_FROM=playbook) from the first play.
   - Counts what ends on the hosts that E(INTERRUPTED_HOSTS) names, separated by commas.
+  - With E(INTERRUPTED_ONLY=changed) counts only what has changed something.
 """
 
 
@@ -62,6 +63,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self.hosts = os.environ["INTERRUPTED_HOSTS"].split(",")
         self.log = Path(os.environ["INTERRUPTED_LOG"])
         self.begun = os.environ.get("INTERRUPTED_FROM") == "playbook"
+        self.changes_only = os.environ.get("INTERRUPTED_ONLY") == "changed"
         self.count = 0
 
     def v2_playbook_on_play_start(self, play: t.Any) -> None:
@@ -77,6 +79,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """A task has ended on a host: one point at which a power cut may come."""
         host = result.host.get_name()
         if not self.begun or host not in self.hosts or isinstance(result.task, TaskInclude):
+            return
+        if self.changes_only and not result.is_changed():
             return
         self.count += 1
         self.note(host=host, task=result.task.get_name().strip(), how=how)

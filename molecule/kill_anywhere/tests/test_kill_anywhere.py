@@ -33,6 +33,8 @@ PLAYBOOK = "deploy-minimax"
 HOSTS = ("gpu1", "gpu2")
 # One host is through when the other one's turn comes.
 EVERY_RUN = {"vllm_hosts": ":".join(HOSTS), "vllm_batches": [1, 1]}
+# Nothing was deployed on these, of one distribution.
+BARE = ("gpu3", "gpu5")
 # The recipe's own, which converge.yml has left, and one that differs in everything that can: options, variables, the text of the unit.
 RELEASES: dict[str, dict[str, t.Any]] = {
     "one": {},
@@ -79,21 +81,25 @@ class Fleet:
     def other(self) -> str:
         return "two" if self.serves == "one" else "one"
 
-    def play(self, release: str, environment: t.Optional[t.Mapping[str, str]] = None) -> Play:
-        return self.operator.play(PLAYBOOK, variables={**EVERY_RUN, **RELEASES[release]}, environment=environment)
+    def play(self, release: str) -> Play:
+        return self.operator.play(PLAYBOOK, variables={**EVERY_RUN, **RELEASES[release]})
 
     def counted(self, release: str, after: int = 0, by: t.Sequence[str] = ()) -> tuple[Play, list[Point]]:
         """A rollout whose tasks are counted, and which is interrupted after the one of that number; its tasks until then."""
-        self.log.unlink(missing_ok=True)
+        variables = {**EVERY_RUN, **RELEASES[release]}
+        return self.interrupted(HOSTS, variables, INTERRUPTED_AFTER=str(after), INTERRUPTED_BY=json.dumps(list(by)))
+
+    def interrupted(self, hosts: t.Sequence[str], variables: t.Mapping[str, t.Any], **settings: str) -> tuple[Play, list[Point]]:
+        """A deployment that the callback `interrupted_after` listens to, and what that counted."""
+        self.log.write_text("")
         environment = {
             "ANSIBLE_CALLBACK_PLUGINS": str(SUPPORT),
             "ANSIBLE_CALLBACKS_ENABLED": "interrupted_after",
-            "INTERRUPTED_AFTER": str(after),
-            "INTERRUPTED_BY": json.dumps(list(by)),
-            "INTERRUPTED_HOSTS": ",".join(HOSTS),
+            "INTERRUPTED_HOSTS": ",".join(hosts),
             "INTERRUPTED_LOG": str(self.log),
+            **settings,
         }
-        play = self.play(release, environment)
+        play = self.operator.play(PLAYBOOK, variables=variables, environment=environment)
         notes = [json.loads(line) for line in self.log.read_text().splitlines()]
         assert all(note["status"] == 0 for note in notes if "command" in note), notes
         ended = [note for note in notes if "task" in note]
@@ -101,10 +107,12 @@ class Fleet:
 
     def state(self) -> State:
         """Of each host, and what each balancer says of it."""
-        script = SUPPORT / "deployment_state.py"
-        hosts = {name: read(self.operator.hosts[name], script, "minimax-m25") for name in HOSTS}
+        hosts = {name: self.state_of(name) for name in HOSTS}
         balancers = {name: read(host, SUPPORT / "balancer_state.py") for name, host in balancer_hosts(self.operator).items()}
         return {**hosts, **{name: {host: servers[host] for host in HOSTS} for name, servers in balancers.items()}}
+
+    def state_of(self, host: str) -> State:
+        return read(self.operator.hosts[host], SUPPORT / "deployment_state.py", "minimax-m25")
 
     def finish(self, release: str) -> list[str]:
         """Run the one command that has to be enough, and tell what is not as it would be without the interruption."""
@@ -246,3 +254,22 @@ def test_a_controller_that_is_killed_while_a_host_returns_is_completed_by_one_ru
     assert kill(first) is not None
     assert fleet.play("broken").status == 2
     assert list(differences(fleet.ends["failed " + fleet.serves], fleet.state())) == []
+
+
+def test_a_first_deployment_that_is_killed_after_each_change_makes_each_once_and_gets_there(fleet: Fleet) -> None:
+    def deploy(host: str, after: int) -> tuple[Play, list[Point]]:
+        variables = {"vllm_hosts": host, "balancer_hosts": []}
+        return fleet.interrupted([host], variables, INTERRUPTED_FROM="playbook", INTERRUPTED_ONLY="changed", INTERRUPTED_AFTER=str(after))
+
+    disturbed, undisturbed = BARE
+    play, changes = deploy(undisturbed, after=0)
+    assert play.status == 0
+    made = []
+    for _change in changes:
+        play, ended = deploy(disturbed, after=1)
+        assert play.status == -signal.SIGKILL, play.output
+        made += ended
+    assert [point.task for point in made] == [point.task for point in changes]
+    play, ended = deploy(disturbed, after=1)
+    assert (play.status, ended) == (0, [])
+    assert list(differences(fleet.state_of(undisturbed), fleet.state_of(disturbed))) == []

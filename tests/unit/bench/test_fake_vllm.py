@@ -284,7 +284,7 @@ def test_sigterm_when_idle_ends_with_0_at_once(start: Start, tiny: Path) -> None
     server = start(tiny).ready()
     began = time.monotonic()
     server.process.terminate()
-    assert server.end() == 0 and time.monotonic() - began < 1.5
+    assert server.end() == 0 and time.monotonic() - began < 5
     assert diagnose(server.lines()).cause == "stopped"
 
 
@@ -343,12 +343,12 @@ ENDLESS = "load-seconds=0.1,answer=endless,token-seconds=0.1"
 def test_a_stream_sends_each_word_when_it_is_there(start: Start, tiny: Path) -> None:
     server = start(tiny, FAKE_VLLM_SCRIPT=ENDLESS).ready()
     began = time.monotonic()
-    answer = stream(server, max_tokens=5)
+    answer = stream(server, max_tokens=20)
     first = answer.readline()
-    assert parts([first])[0]["choices"][0]["text"] == "and " and time.monotonic() - began < 0.4
+    assert parts([first])[0]["choices"][0]["text"] == "and " and time.monotonic() - began < 1.9
     rest = parts(answer)
-    assert [part["choices"][0]["finish_reason"] for part in rest[:-1]] == [None, None, None, "length"]
-    assert rest[-1] == "[DONE]" and time.monotonic() - began >= 0.5
+    assert [part["choices"][0]["finish_reason"] for part in rest[:-1]] == [*[None] * 18, "length"]
+    assert rest[-1] == "[DONE]" and time.monotonic() - began >= 2
 
 
 def test_the_engine_forgets_a_request_whose_client_hung_up(start: Start, tiny: Path) -> None:

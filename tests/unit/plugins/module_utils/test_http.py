@@ -61,7 +61,7 @@ def test_an_exchange_that_trickles_ends_with_its_time(begin: bytes, step: bytes)
     server.end()
     if over.value.code != "unreachable":  # too many headers, or too long a line, are no HTTP, which may be said sooner
         assert over.value.code == "timeout" and time.monotonic() - began >= LIMIT
-    assert time.monotonic() - began < LIMIT + 1
+    assert time.monotonic() - began < LIMIT + 5
 
 
 def test_the_alarm_clock_is_given_back_as_it_was() -> None:
