@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.gpufleet.vllm.plugins.modules.host_helper import application
 from support.plays import all_tasks, play, template
-from support.rollout import Rollout
+from support.rollout import LOGGED, Rollout
 from support.running import HOST_PROGRAM, ROOT
 
 HOSTS = ("h1", "h2", "h3", "h4")
@@ -82,6 +82,35 @@ def test_what_a_host_has_whole_is_not_brought_again(rollout: Rollout) -> None:
     assert done.hosts("host/main") == ["h2"]
     assert sorted(done.hosts("weights/main")) == ["h2", "h3"]
     assert sorted(done.hosts("server/main")) == list(HOSTS)
+
+
+def hooks(folder: Path, *, broken_in: str = "") -> dict[str, str]:
+    """Task files of somebody's own balancer; the second fails for one host."""
+    (folder / "out.yml").write_text(LOGGED.replace("WORK", "hook/out"))
+    failing = f"- ansible.builtin.fail: {{msg: The balancer is away.}}\n  when: inventory_hostname == '{broken_in}'\n"
+    (folder / "in.yml").write_text(LOGGED.replace("WORK", "hook/in") + failing)
+    return {"balancer_kind": "external", "balancer_hook_out": str(folder / "out.yml"), "balancer_hook_in": str(folder / "in.yml")}
+
+
+def test_a_balancer_of_ones_own_takes_each_host_out_and_gets_it_back_by_its_hooks(tmp_path: Path) -> None:
+    done = Rollout(tmp_path, HOSTS[:2], real=["balancer"]).run(**hooks(tmp_path), vllm_batches=[1])
+    assert done.status == 0, done.output
+    told = [line for line in done.log if line.startswith(("hook/", "server/main"))]
+    assert told == ["hook/out h1", "server/main h1", "hook/in h1", "hook/out h2", "server/main h2", "hook/in h2"]
+
+
+def test_a_balancer_of_ones_own_that_does_not_take_a_host_back_ends_the_rollout(tmp_path: Path) -> None:
+    done = Rollout(tmp_path, HOSTS[:2], real=["balancer"]).run(**hooks(tmp_path, broken_in="h1"), vllm_batches=[1])
+    assert done.status != 0
+    assert "The balancer is away." in done.output
+    assert (done.hosts("server/main"), done.hosts("server/return"), done.hosts("hook/out")) == (["h1"], ["h1"], ["h1"])
+
+
+def test_a_balancer_of_ones_own_without_hooks_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    done = Rollout(tmp_path, HOSTS[:2], real=["balancer"]).run(**{**hooks(tmp_path), "balancer_hook_in": ""})
+    assert done.status != 0
+    assert "balancer_kind is external, and balancer_hook_in names no file." in " ".join(done.output.split())
+    assert done.hosts("hook/out") == done.hosts("server/main") == []
 
 
 def test_each_hosts_own_address_is_used_wherever_the_question_is_asked_from(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
 """Rollouts of the collection's own playbook with real ansible-playbook, on hosts that are files of a folder.
 
 Playbooks, their tasks and variables, and the filters are the collection's. The roles' work needs GPU hosts, so each of their task files
-is replaced by one that writes its name and the host's into a log, and by a few words of what the real one would register.
+is replaced by one that writes its name and the host's into a log, and by a few words of what the real one would register. Roles that need
+none may be ``real``.
 """
 
 from __future__ import annotations
@@ -92,9 +93,10 @@ class Rolled(t.NamedTuple):
 class Rollout:
     """A folder with the playbooks, stand-ins of the roles, and a file for each host that says which release it serves."""
 
-    def __init__(self, folder: Path, hosts: t.Sequence[str]) -> None:
+    def __init__(self, folder: Path, hosts: t.Sequence[str], real: t.Sequence[str] = ()) -> None:
         self.folder = folder
         self.hosts = hosts
+        self.real = real
         self.tree = folder / "tree"
         self._copy_collection(self.tree / "ansible_collections" / "gpufleet" / "vllm")
         for host in hosts:
@@ -109,8 +111,12 @@ class Rollout:
             if path.name in ("plugins", "meta", "galaxy.yml"):
                 (place / path.name).symlink_to(path)
         shutil.copytree(ROOT / "playbooks", place / "playbooks", ignore=shutil.ignore_patterns("collections"))
+        (place / "roles").mkdir()
         for role in (ROOT / "roles").iterdir():
-            self._stand_in(role, place / "roles" / role.name)
+            if role.name in self.real:
+                (place / "roles" / role.name).symlink_to(role)
+            else:
+                self._stand_in(role, place / "roles" / role.name)
 
     def _stand_in(self, role: Path, place: Path) -> None:
         (place / "tasks").mkdir(parents=True)
