@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import http.client
 import socket
+import ssl
 import time
 import typing as t
 
@@ -20,6 +22,11 @@ if t.TYPE_CHECKING:
 BACKEND = "vllm-minimax-m25"
 HOSTS = {"vllm_hosts": "gpu1,gpu2"}
 RECIPE = {**HOSTS, "vllm_recipe": "minimax-m2.5"}
+CERTIFICATE = "/etc/haproxy/clients.pem"
+# Certificate and key in one file, as HAProxy wants them.
+MAKE_CERTIFICATE = f"""
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=vllm -addext subjectAltName=IP:127.0.0.1 \
+        -keyout {CERTIFICATE}.key -out {CERTIFICATE} 2>/dev/null && cat {CERTIFICATE}.key >> {CERTIFICATE} && rm {CERTIFICATE}.key"""
 SCRIPT = "/run/fake-vllm"
 CLOSED = [
     "/",
@@ -205,6 +212,29 @@ def test_broken_configuration_is_refused_and_the_running_one_goes_on(operator: O
     assert play.status != 0 and "none.pem" in play.output
     assert lb.check_output(files) == before
     assert front.complete("What is 17 + 25?").lost == ""
+
+
+@pytest.fixture
+def secure(operator: Operator) -> t.Iterator[ssl.SSLContext]:
+    """The balancer with a certificate, and what a client believes; without one after the test."""
+    lb = operator.hosts["lb"]
+    lb.check_output(MAKE_CERTIFICATE)
+    certified = {**RECIPE, "balancer_certificate": CERTIFICATE}
+    assert operator.play("balancer", variables=certified).status == 0
+    assert operator.play("balancer", variables=certified).changed == {"lb": 0}
+    yield ssl.create_default_context(cadata=lb.check_output(f"openssl x509 -in {CERTIFICATE}"))
+    assert operator.play("balancer", variables=RECIPE).status == 0
+    lb.check_output(f"rm {CERTIFICATE}")
+
+
+def test_with_a_certificate_clients_talk_tls_and_nothing_else(front: Front, secure: ssl.SSLContext) -> None:
+    one = http.client.HTTPSConnection("127.0.0.1", front.port, context=secure, timeout=30)
+    assert front.complete("What is 17 + 25?", connection=one).lost == ""
+    assert front.complete("What is 17 + 25?").lost
+    secure.set_alpn_protocols(["h2"])
+    plain = socket.create_connection(("127.0.0.1", front.port), timeout=30)
+    with secure.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+        assert (connection.selected_alpn_protocol(), connection.version()) == ("h2", "TLSv1.3")
 
 
 @pytest.mark.usefixtures("disturbed")
