@@ -152,7 +152,10 @@ ANSWER_TIMEOUT = 10.0
 
 
 def exchange(path: str) -> Exchange:
-    """One connection a command, as HAProxy closes it after the answer; the master only answers where the command's end is seen."""
+    """One connection a command, as HAProxy closes it after the answer; the master only answers where the command's end is seen.
+
+    Either of them may be away for a moment: a reload replaces the worker, and the master executes itself again.
+    """
 
     def ask(command: str) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -163,7 +166,14 @@ def exchange(path: str) -> Exchange:
             with connection.makefile("r", encoding="utf-8", errors="replace") as answer:
                 return answer.read()
 
-    return ask
+    def ask_by_name(command: str) -> str:
+        try:
+            return ask(command)
+        except OSError as exc:
+            exc.filename = path
+            raise
+
+    return patient(ask_by_name, time.monotonic, time.sleep)
 
 
 class Balancer:
@@ -171,7 +181,7 @@ class Balancer:
 
     def __init__(self, params: t.Mapping[str, t.Any]) -> None:
         self.backend, self.name = params["backend"], params["server"]
-        self._ask = patient(exchange(params["socket"]), time.monotonic, time.sleep)
+        self._ask = exchange(params["socket"])
         self._ask_master = exchange(params["master_socket"]) if os.path.exists(params["master_socket"]) else None
 
     def servers(self) -> dict[str, Server]:
@@ -221,7 +231,6 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    where = module.params["socket"]
     try:
         result = apply(module, Balancer(module.params))
     except VllmError as exc:
@@ -231,8 +240,8 @@ def main() -> None:
         module.fail_json(msg=f"HAProxy's socket may not be used ({exc.strerror}). Run this as root (become: true).", code="no_permission")
     except OSError as exc:
         why = exc.strerror or str(exc)
-        remedy = "Start haproxy.service, or set socket to the stats socket of its configuration."
-        module.fail_json(msg=f"HAProxy does not answer on {where} ({why}). {remedy}", code="no_socket")
+        remedy = "Start haproxy.service, or set socket and master_socket to the stats socket of its configuration and to its master's."
+        module.fail_json(msg=f"HAProxy does not answer on {exc.filename} ({why}). {remedy}", code="no_socket")
     module.exit_json(**result)
 
 

@@ -207,7 +207,7 @@ def test_check_mode_says_what_it_would_do_and_waits_for_nothing(balanced: Balanc
 @needs_haproxy
 def test_a_server_that_does_not_answer_does_not_come_up(balanced: Balanced) -> None:
     late = balanced.ask(server="gpu2", wait="up", timeout=3)
-    assert late["code"] == "not_up" and "Connection refused" in late["msg"]
+    assert late["code"] == "not_up" and "Connection refused" in late["msg"], late["msg"]
 
 
 @needs_haproxy
@@ -219,6 +219,35 @@ def test_names_that_are_not_there_are_refused(balanced: Balanced) -> None:
 def test_a_socket_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     said = run_module("haproxy_server", tmp_path, socket=str(tmp_path / "none.sock"), backend="vllm-x", server="gpu1")
     assert said["code"] == "no_socket" and "none.sock (No such file or directory). Start haproxy.service" in said["msg"]
+
+
+@needs_haproxy
+def test_a_master_that_executes_itself_again_is_waited_for(balanced: Balanced) -> None:
+    path = balanced.folder / "late.sock"
+    with socket.socket(socket.AF_UNIX) as master:
+        master.bind(str(path))
+
+        def answer() -> None:
+            master.listen()
+            for _question in range(2):
+                connection, _address = master.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(b"# old workers\n")
+
+        late = threading.Timer(1, answer)
+        late.start()
+        assert balanced.ask(master_socket=str(path))["state"] == "ready"
+        late.join()
+
+
+@needs_haproxy
+def test_a_master_that_never_listens_is_named(balanced: Balanced) -> None:
+    path = balanced.folder / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as master:
+        master.bind(str(path))
+        said = balanced.ask(master_socket=str(path))
+    assert (said["code"], f"{path} (Connection refused)" in said["msg"]) == ("no_socket", True)
 
 
 @needs_haproxy
