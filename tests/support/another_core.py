@@ -22,7 +22,6 @@ WHOLE = (
     "unit/plugins/plugin_utils",
     "unit/roles/test_argument_specs.py",
     "unit/roles/test_server_gpus.py",
-    "unit/roles/test_server_roll_back.py",
     "unit/roles/test_server_unit.py",
     # What it makes of a module's secrets, diff and warnings.
     "casebook/test_arguments.py",
