@@ -19,10 +19,10 @@ from gates.report import Report, Step
 
 
 def everything(report: Report, sample: bool) -> None:
-    """Unit tests and scenarios wait for much, and leave room for what runs on one core."""
-    report.run([*steps.units(sample), *steps.artefact()], [*steps.containers(), *steps.lint()])
-    more = [] if sample else steps.lint_on_other_cores()
-    report.run(steps.molecule(steps.scenarios(sample), sample=sample), [*steps.sanity(), *more])
+    """The unit tests take all of the machine; the scenarios leave room for what runs on one core."""
+    report.run([*steps.units(sample), *steps.artefact()])
+    behind = [*steps.lint(sample), *steps.engine_wheels(), *steps.sanity()]
+    report.run(steps.molecule(steps.scenarios(sample), sample=sample), behind)
     report.run([] if sample else steps.bench())
 
 
@@ -31,7 +31,7 @@ def molecule(options: argparse.Namespace) -> list[Step]:
 
 
 TARGETS: dict[str, t.Callable[[argparse.Namespace], list[Step]]] = {
-    "lint": lambda options: [*steps.lint(), *steps.lint_on_other_cores()],
+    "lint": lambda options: steps.lint(),
     "sanity": lambda options: steps.sanity(),
     "units": lambda options: steps.units(),
     "build": lambda options: steps.artefact(),

@@ -16,7 +16,7 @@ from gates.report import ROOT, Skip, Step
 from gates.sanity import sanity_commands, sanity_environment
 from gates.venv import find_python
 
-__all__ = ["OTHER_PYTHONS", "artefact", "bench", "containers", "lint", "lint_on_other_cores", "molecule", "sanity", "scenarios", "units"]
+__all__ = ["OTHER_PYTHONS", "artefact", "bench", "engine_wheels", "lint", "molecule", "sanity", "scenarios", "units"]
 
 BIN = Path(sys.executable).parent
 BENCH = str(ROOT / "tests" / "bench" / "bench.py")
@@ -73,12 +73,22 @@ def with_oldest_python() -> t.Iterator[list[str]]:
     yield tool("python", "-m", "pytest", f"--oldest-python={folder / 'bin' / 'python'}", "tests/unit/plugins/test_oldest_python.py")
 
 
-def lint() -> list[Step]:
-    """Style and types, Ansible's production profile, documentation, changelog."""
+def lint(sample: bool = False) -> list[Step]:
+    """Style and types, Ansible's production profile on each ansible-core (a sample: ours alone), documentation, changelog."""
+    others = [
+        Step(
+            f"lint: ansible-lint, {version}",
+            f"production profile of what is shipped, with the ansible-core of Python {version}",
+            with_other_python(version, "ansible-lint", "--exclude=molecule/"),  # scenarios run on one core only
+            {"PATH": f"{other_venv(version) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"},
+        )
+        for version in (() if sample else OTHER_PYTHONS)
+    ]
     return [
         Step("lint: ruff", "style and format of Python", fixed(tool("ruff", "check"), tool("ruff", "format", "--check"))),
         Step("lint: mypy", "types, strictly", fixed(tool("mypy", *(name for name in TYPED if (ROOT / name).is_dir())))),
         Step("lint: ansible-lint", "production profile, YAML included", fixed(tool("ansible-lint")), ON_PATH),
+        *others,
         Step(
             "lint: docs",
             "documentation of modules, plugins and roles",
@@ -86,19 +96,6 @@ def lint() -> list[Step]:
             ON_PATH,
         ),
         Step("lint: changelog", "changelog fragments", fixed(tool("antsibull-changelog", "lint"))),
-    ]
-
-
-def lint_on_other_cores() -> list[Step]:
-    """Ansible's production profile of what is shipped, on each of the other ansible-cores; scenarios run on one core only."""
-    return [
-        Step(
-            f"lint: ansible-lint, {version}",
-            f"production profile of what is shipped, with the ansible-core of Python {version}",
-            with_other_python(version, "ansible-lint", "--exclude=molecule/"),
-            {"PATH": f"{other_venv(version) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"},
-        )
-        for version in OTHER_PYTHONS
     ]
 
 
@@ -154,12 +151,9 @@ def scenario_commands(name: str) -> t.Callable[[], t.Iterable[list[str]]]:
     return commands
 
 
-def containers() -> list[Step]:
-    """What scenarios need of the network, ahead of them, since it is mostly waited for."""
-    return [
-        Step("containers: images", "the images of Debian 12 and 13", fixed(tool("python", BENCH, "images"))),
-        Step("containers: engine", "the wheels that the scenario real_engine installs", fill_engine_wheels),
-    ]
+def engine_wheels() -> list[Step]:
+    """Ahead of the scenario that needs them, since they are mostly waited for."""
+    return [Step("real engine: wheels", "what the scenario real_engine installs", fill_engine_wheels)]
 
 
 def fill_engine_wheels() -> t.Iterator[list[str]]:

@@ -215,6 +215,7 @@ def test_a_gated_repository_without_a_token_and_with_a_wrong_one(operator: Opera
     assert_refused(operator, refusal)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_too_small_for_the_model(operator: Operator) -> None:
     mount = "mkdir -p /mnt/small && mount -t tmpfs -o size=1m small /mnt/small"
     with changed_host(operator.hosts["gpu1"], mount, "umount /mnt/small"):

@@ -100,6 +100,7 @@ def test_the_engine_prefers_the_memory_of_the_node_that_was_chosen_and_runs_on_i
     assert allowed == host.check_output("cat /sys/devices/system/node/node0/cpulist")
 
 
+@pytest.mark.long
 def test_a_line_that_systemd_would_drop_with_a_warning_fails_the_deployment_and_leaves_the_unit_alone(operator: Operator) -> None:
     unit_file = f"/etc/systemd/system/{DEPLOYED}"
     look = f"sha256sum {unit_file}; systemctl show --property=MainPID --property=NeedDaemonReload {DEPLOYED}"
