@@ -92,8 +92,11 @@ def unit_facts(
 
 
 def _clear_failure(module: AnsibleModule, files: HostFiles, state: UnitState, *, starts: bool, forget: bool) -> bool:
-    """What is deliberate may try again: forget the block, and systemd's count of starts, which takes restarts for failures."""
-    failed = state.active_state != "active" and (state.active_state == "failed" or forget)
+    """What is deliberate may try again: forget the block, and systemd's count of starts, which takes restarts for failures.
+
+    Also where another release serves meanwhile: a host that returned to it is active, and what it returned from is blocked.
+    """
+    failed = state.active_state == "failed" or (forget and (starts or state.active_state != "active"))
     if (failed or starts) and not module.check_mode:
         if failed and forget:
             files.last_failure.unlink(missing_ok=True)

@@ -33,8 +33,10 @@ PLAYBOOK = "deploy-minimax"
 HOSTS = ("gpu1", "gpu2")
 # One host is through when the other one's turn comes.
 EVERY_RUN = {"vllm_hosts": ":".join(HOSTS), "vllm_batches": [1, 1]}
-# Nothing was deployed on these, of one distribution.
-BARE = ("gpu3", "gpu5")
+# Nothing was deployed on these, which are of one distribution.
+BARE = ("gpu4", "gpu6")
+# Nothing in a release of theirs differs from host to host, nor is there a balancer before them.
+ALONE: dict[str, t.Any] = {"server_host": "127.0.0.1", "balancer_hosts": []}
 # The recipe's own, which converge.yml has left, and one that differs in everything that can: options, variables, the text of the unit.
 RELEASES: dict[str, dict[str, t.Any]] = {
     "one": {},
@@ -256,15 +258,17 @@ def test_a_controller_that_is_killed_while_a_host_returns_is_completed_by_one_ru
     assert list(differences(fleet.ends["failed " + fleet.serves], fleet.state())) == []
 
 
-def test_a_first_deployment_that_is_killed_after_each_change_makes_each_once_and_gets_there(fleet: Fleet) -> None:
+def test_a_first_deployment_that_is_killed_after_each_change_makes_each_once_and_gets_there(operator: Operator, tmp_path: Path) -> None:
+    fleet = Fleet(operator, tmp_path / "log")
+
     def deploy(host: str, after: int) -> tuple[Play, list[Point]]:
-        variables = {"vllm_hosts": host, "balancer_hosts": []}
+        variables = {**ALONE, "vllm_hosts": host}
         return fleet.interrupted([host], variables, INTERRUPTED_FROM="playbook", INTERRUPTED_ONLY="changed", INTERRUPTED_AFTER=str(after))
 
     disturbed, undisturbed = BARE
     play, changes = deploy(undisturbed, after=0)
     assert play.status == 0
-    made = []
+    made: list[Point] = []
     for _change in changes:
         play, ended = deploy(disturbed, after=1)
         assert play.status == -signal.SIGKILL, play.output
