@@ -170,8 +170,8 @@ def exchange(path: str) -> Exchange:
         try:
             return ask(command)
         except OSError as exc:
-            exc.filename = path
-            raise
+            # Of one that only has a text, such as that of a timeout, it would be lost beside a path.
+            raise type(exc)(exc.errno, exc.strerror or str(exc), path) from exc
 
     return patient(ask_by_name, time.monotonic, time.sleep)
 
@@ -239,9 +239,8 @@ def main() -> None:
     except PermissionError as exc:
         module.fail_json(msg=f"HAProxy's socket may not be used ({exc.strerror}). Run this as root (become: true).", code="no_permission")
     except OSError as exc:
-        why = exc.strerror or str(exc)
         remedy = "Start haproxy.service, or set socket and master_socket to the stats socket of its configuration and to its master's."
-        module.fail_json(msg=f"HAProxy does not answer on {exc.filename} ({why}). {remedy}", code="no_socket")
+        module.fail_json(msg=f"HAProxy does not answer on {exc.filename} ({exc.strerror}). {remedy}", code="no_socket")
     module.exit_json(**result)
 
 

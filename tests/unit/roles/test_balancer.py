@@ -16,6 +16,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufleet.vllm.plugins.modules import haproxy_server
 from support.role_vars import template_all
 from support.running import ROOT, load_file, run_module, wait_for
 
@@ -248,6 +249,16 @@ def test_a_master_that_never_listens_is_named(balanced: Balanced) -> None:
         master.bind(str(path))
         said = balanced.ask(master_socket=str(path))
     assert (said["code"], f"{path} (Connection refused)" in said["msg"]) == ("no_socket", True)
+
+
+def test_a_socket_that_never_answers_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_server, "ANSWER_TIMEOUT", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        with pytest.raises(OSError, match="timed out") as said:
+            haproxy_server.exchange(str(tmp_path / "silent.sock"))("show stat")
+    assert (said.value.strerror, said.value.filename) == ("timed out", str(tmp_path / "silent.sock"))
 
 
 @needs_haproxy
